@@ -23,7 +23,7 @@ use arrayvec::ArrayVec;
 use offcore_stats::StageClock;
 
 use crate::channel::{CopyOp, Token};
-use crate::mover::{Binding, Channels, Mover, MoverError, Plan, Queue, QueueId};
+use crate::mover::{Binding, Channels, Mover, MoverError, MoverQueue, Plan, QueueId};
 use crate::reorder::ReorderRing;
 use keyed::Keys;
 
@@ -171,7 +171,7 @@ pub enum Begun<'a, T> {
 #[derive(Debug)]
 pub struct Batch<'a, T, const IMMEDIATE: bool> {
     id: QueueId,
-    queue: &'a mut Queue,
+    queue: &'a mut MoverQueue,
     channels: &'a mut Channels,
     holders: &'a mut [T],
     list: &'a mut List,
@@ -186,7 +186,12 @@ pub struct Batch<'a, T, const IMMEDIATE: bool> {
 
 impl<'a, T, const IMMEDIATE: bool> Batch<'a, T, IMMEDIATE> {
     #[inline(always)]
-    fn new(own: Own<'a, T>, queue: &'a mut Queue, channels: &'a mut Channels, plan: &'a mut Plan) -> Self {
+    fn new(
+        own: Own<'a, T>,
+        queue: &'a mut MoverQueue,
+        channels: &'a mut Channels,
+        plan: &'a mut Plan,
+    ) -> Self {
         let Own { id, holders, list, beside } = own;
         list.clear();
         if !IMMEDIATE {
@@ -342,7 +347,8 @@ impl<'a, T, const IMMEDIATE: bool> Batch<'a, T, IMMEDIATE> {
     #[inline(always)]
     pub unsafe fn submit(self, clock: &mut StageClock) -> &'a [CopyOp] {
         let Self { queue, channels, list, beside, plan, .. } = self;
-        // SAFETY: the copies' memory is valid as the caller guarantees.
+        // SAFETY: the holders keep source and destination of each copy valid until its packet is ready, as the caller
+        // guarantees.
         unsafe { channels.submit(queue, plan, list, if IMMEDIATE { &[] } else { beside }, clock) };
         list
     }
@@ -413,7 +419,7 @@ impl<T, const IMMEDIATE: bool> Singles<'_, T, IMMEDIATE> {
 /// The complete packets of a queue, from the oldest on.
 #[derive(Debug)]
 pub struct Ready<'a, T> {
-    queue: &'a mut Queue,
+    queue: &'a mut MoverQueue,
     holders: &'a mut [T],
     first: usize,
     mask: usize,

@@ -27,7 +27,7 @@ use std::time::Duration;
 use offcore_stats::{lcore, tsc};
 
 use crate::channel::{Channel, Device, EngineError};
-use engine::Shared;
+use engine::HelperShared;
 
 /// Maximum number of channels of an engine, which polls each in turn.
 pub const MAX_CHANNELS: usize = 64;
@@ -62,7 +62,7 @@ impl CoreDevice {
     pub fn start_with(lcore: usize, naps: bool) -> Result<Self, EngineError> {
         let name = format!("core:{lcore}");
         let refused = |reason: String| EngineError::Thread { device: format!("core:{lcore}"), reason };
-        let shared = Arc::new(Shared::new(name.clone()));
+        let shared = Arc::new(HelperShared::new(name.clone()));
         let stop = Arc::new(AtomicBool::new(false));
         let (report, pinned) = mpsc::sync_channel(1);
         let (mut stepper, stopped) = (Stepper::new(Arc::clone(&shared)), Arc::clone(&stop));
@@ -96,7 +96,7 @@ impl CoreDevice {
     /// Creates a device without a thread: [`Stepper::step`] makes the copies. After the stepper is dropped, no copies
     /// are made any more.
     pub fn stepped() -> (Self, Stepper) {
-        let shared = Arc::new(Shared::new("core:stepped".into()));
+        let shared = Arc::new(HelperShared::new("core:stepped".into()));
         let stepper = Stepper::new(Arc::clone(&shared));
         (Self { engine: Engine { shared, _helper: None } }, stepper)
     }
@@ -119,7 +119,7 @@ impl Device for CoreDevice {
 /// Keeps an engine running; held by the device and by each of its channels.
 #[derive(Clone, Debug)]
 struct Engine {
-    shared: Arc<Shared>,
+    shared: Arc<HelperShared>,
     /// Never read. It keeps the thread alive until the last channel is dropped.
     _helper: Option<Arc<Helper>>,
 }

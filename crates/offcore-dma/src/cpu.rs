@@ -13,9 +13,9 @@ mod routine;
 mod stream;
 
 pub use channel::{CpuChannel, CpuDevice};
-use choice::{Choice, Past, Size};
+use choice::{Past, RoutineChoice, Size};
 use offcore_stats::tsc;
-use routine::{Burst, Cpu};
+use routine::{CopyLoop, Cpu};
 pub use routine::{Routine, Width};
 
 use crate::channel::CopyOp;
@@ -27,7 +27,8 @@ use crate::channel::CopyOp;
 /// process may write either meanwhile: the copy then contains whatever was there.
 #[inline(always)]
 pub unsafe fn copy_burst(ops: &[CopyOp]) {
-    // SAFETY: the copies' memory is valid as the caller guarantees; this CPU has the loop's instructions.
+    // SAFETY: the caller keeps source and destination of each copy valid for its length during the call; this CPU has
+    // the loop's instructions.
     unsafe { (Cpu::this().ahead)(ops) }
 }
 
@@ -40,11 +41,11 @@ pub unsafe fn copy_burst(ops: &[CopyOp]) {
 pub struct Copier {
     until_timed: u32,
     /// The loop of the present routine.
-    burst: Burst,
+    burst: CopyLoop,
     /// The size of the last timed burst.
     size: Size,
-    small: Choice,
-    large: Choice,
+    small: RoutineChoice,
+    large: RoutineChoice,
 }
 
 impl Default for Copier {
@@ -70,8 +71,8 @@ impl Copier {
             until_timed: 1,
             burst: Cpu::this().ahead,
             size: Size::Small,
-            small: Choice::new(Size::Small, past),
-            large: Choice::new(Size::Large, past),
+            small: RoutineChoice::new(Size::Small, past),
+            large: RoutineChoice::new(Size::Large, past),
         }
     }
 
@@ -83,10 +84,11 @@ impl Copier {
     pub unsafe fn copy_burst(&mut self, ops: &[CopyOp]) {
         self.until_timed -= 1;
         if self.until_timed == 0 {
-            // SAFETY: the copies' memory is valid as the caller guarantees.
+            // SAFETY: the caller keeps source and destination of each copy valid for its length during the call.
             return unsafe { self.copy_timed(ops) };
         }
-        // SAFETY: the copies' memory is valid as the caller guarantees; this CPU has the loop's instructions.
+        // SAFETY: the caller keeps source and destination of each copy valid for its length during the call; this CPU
+        // has the loop's instructions.
         unsafe { (self.burst)(ops) }
     }
 
@@ -108,8 +110,9 @@ impl Copier {
         let bytes: u64 = ops.iter().map(|op| u64::from(op.len)).sum();
         let amount = bytes / 64 + ops.len() as u64;
         if amount < Self::WORTH_TIMING {
-            self.until_timed = Choice::TIMED;
-            // SAFETY: as in `copy_burst`.
+            self.until_timed = RoutineChoice::TIMED;
+            // SAFETY: the caller keeps source and destination of each copy valid for its length during the call, and
+            // this CPU supports the routine.
             return unsafe { (self.burst)(ops) };
         }
         let size = Size::of(bytes, ops.len());
@@ -120,8 +123,8 @@ impl Copier {
         other.abandon();
         let burst = Routine::of(choice.timed()).burst();
         let start = tsc::now();
-        // SAFETY: the copies' memory is valid as the caller guarantees; only routines that this CPU supports are
-        // candidates.
+        // SAFETY: the caller keeps source and destination of each copy valid for its length during the call; only
+        // routines that this CPU supports are candidates.
         unsafe { burst(ops) };
         let ticks = tsc::now() - start;
         self.until_timed = choice.record(ticks as f64 / amount as f64);
@@ -142,7 +145,7 @@ pub unsafe fn copy_one(op: &CopyOp, done: u32) {
         len: op.len - done,
         token: op.token,
     };
-    // SAFETY: the rest is part of the copy for which the caller guarantees valid memory.
+    // SAFETY: the rest is a part of `op`, whose source and destination the caller keeps valid during the call.
     unsafe { copy_burst(std::slice::from_ref(&rest)) };
 }
 

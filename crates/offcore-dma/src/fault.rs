@@ -165,13 +165,15 @@ impl FaultyChannel {
             Some(1) => {
                 self.counts.partials.add(1);
                 let cut = self.random.below(copy.len.max(1).into()) as u32;
-                // SAFETY: the copy's memory is valid as the caller guarantees.
+                // SAFETY: the caller keeps source and destination of `copy` valid until the token is reported or a
+                // reset is done.
                 unsafe { self.pass_on(entry, copy, Some(cut), 0) };
             }
             Some(2) => {
                 self.counts.delayed.add(1);
                 let delay = 1 + self.random.below(self.faults.delay_polls.max(1).into());
-                // SAFETY: the copy's memory is valid as the caller guarantees.
+                // SAFETY: the caller keeps source and destination of `copy` valid until the token is reported or a
+                // reset is done.
                 unsafe { self.pass_on(entry, copy, None, delay) };
             }
             Some(3) => self.counts.never.add(1),
@@ -180,7 +182,8 @@ impl FaultyChannel {
                 self.hold(entry);
                 self.late.push(Late { entry, due: self.now + u64::from(self.faults.late_polls) });
             }
-            // SAFETY: the copy's memory is valid as the caller guarantees.
+            // SAFETY: the caller keeps source and destination of `copy` valid until the token is reported or a reset is
+            // done.
             None => unsafe { self.pass_on(entry, copy, None, 0) },
         }
         self.in_flight += 1;
@@ -220,7 +223,8 @@ impl FaultyChannel {
         let entry = self.entry(index);
         (entry.cut, entry.delay, entry.held) = (cut, delay, true);
         let len = cut.unwrap_or(copy.len);
-        // SAFETY: the memory of the operation, or of its first bytes, is valid as the caller guarantees.
+        // SAFETY: the caller keeps source and destination of `copy` valid until its token is reported or a reset is
+        // done; `len` is at most its length.
         let accepted = unsafe { self.inner.copy(&[CopyOp { len, token: index, ..copy }]) };
         assert_eq!(accepted, 1, "{} had room and took nothing", self.inner.info().name);
     }
@@ -315,7 +319,8 @@ impl Channel for FaultyChannel {
     unsafe fn copy(&mut self, ops: &[CopyOp]) -> usize {
         let n = ops.len().min(self.room());
         for &op in &ops[..n] {
-            // SAFETY: the copy's memory is valid as the caller guarantees.
+            // SAFETY: the caller keeps source and destination of `op` valid until the token is reported or a reset is
+            // done.
             unsafe { self.accept(op) };
         }
         n

@@ -29,7 +29,7 @@ pub(crate) use channels::Channels;
 pub use health::{FAILURES, FORGET_AFTER};
 pub use mode::{Binding, Mode};
 pub use plan::Plan;
-pub(crate) use queue::Queue;
+pub(crate) use queue::MoverQueue;
 pub use stats::{CLASSES, ChannelHealth, Decision, Decisions, MoverStats, Reason, Service, Way};
 
 use std::time::Duration;
@@ -40,8 +40,8 @@ use offcore_stats::{Stage, StageClock, tsc};
 use crate::channel::{Channel, Completions, Token};
 use crate::cpu::{Copier, Routine};
 use auto::Timed;
-use channels::Slot;
-use choice::Choice;
+use channels::ChannelSlot;
+use choice::QueueChoice;
 use health::{BackOff, Health};
 use latency::Latency;
 use queue::Turns;
@@ -95,7 +95,7 @@ pub enum MoverError {
 /// The channels and queues of a worker.
 #[derive(Debug)]
 pub struct Mover {
-    queues: Vec<Queue>,
+    queues: Vec<MoverQueue>,
     channels: Channels,
     completions: Box<Completions>,
     lost_after: u64,
@@ -172,7 +172,7 @@ impl Mover {
     /// Adds a channel.
     pub fn add_channel(&mut self, channel: Box<dyn Channel>) -> ChannelId {
         let ring_size = channel.info().ring_size;
-        self.channels.slots.push(Slot { channel, ring_size, resetting: false, health: Health::new() });
+        self.channels.slots.push(ChannelSlot { channel, ring_size, resetting: false, health: Health::new() });
         ChannelId(self.channels.slots.len() as u16 - 1)
     }
 
@@ -185,7 +185,7 @@ impl Mover {
     /// Opens a queue whose reorder ring has room for `packets` in flight. The core copies until the queue is bound.
     pub(crate) fn open_queue(&mut self, packets: usize) -> QueueId {
         let copier = if self.cached_stores_only { Copier::cached_stores_only() } else { Copier::default() };
-        self.queues.push(Queue::new(packets, copier));
+        self.queues.push(MoverQueue::new(packets, copier));
         QueueId(self.queues.len() as u16 - 1)
     }
 
@@ -206,7 +206,7 @@ impl Mover {
         (queue.mode, queue.channels) = (*mode, Turns::new(list));
         queue.share.set_weight(*weight);
         // Costs measured with other channels do not apply.
-        (queue.choice, queue.tally, queue.unavailable) = (Choice::new(), Tally::default(), None);
+        (queue.choice, queue.tally, queue.unavailable) = (QueueChoice::new(), Tally::default(), None);
         queue.latency = Latency::new();
         self.count_autos();
         self.distribute();
@@ -280,20 +280,20 @@ impl Mover {
     /// Returns the number of packets and busy channels. While it is not 0, the worker must call [`Mover::poll`].
     pub fn in_flight(&self) -> usize {
         let packets: usize = self.queues.iter().map(|queue| queue.ring.in_flight()).sum();
-        let busy = |slot: &&Slot| slot.resetting || slot.channel.in_flight() > 0;
+        let busy = |slot: &&ChannelSlot| slot.resetting || slot.channel.in_flight() > 0;
         packets + self.channels.slots.iter().filter(busy).count()
     }
 
     // ---- per burst ----
 
     #[inline(always)]
-    fn queue(&mut self, id: QueueId) -> &mut Queue {
+    fn queue(&mut self, id: QueueId) -> &mut MoverQueue {
         &mut self.queues[usize::from(id.0)]
     }
 
     /// Returns a queue's state and the channels.
     #[inline(always)]
-    pub(crate) fn parts(&mut self, id: QueueId) -> (&mut Queue, &mut Channels) {
+    pub(crate) fn parts(&mut self, id: QueueId) -> (&mut MoverQueue, &mut Channels) {
         let Self { queues, channels, .. } = self;
         (&mut queues[usize::from(id.0)], channels)
     }

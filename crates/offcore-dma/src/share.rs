@@ -313,7 +313,8 @@ impl Channel for SharedHandle {
             let names = state.free.iter().rev();
             let list: ArrayVec<CopyOp, PART> =
                 part.iter().zip(names).map(|(&op, &token)| CopyOp { token, ..op }).collect();
-            // SAFETY: the copies' memory is valid as the caller guarantees; only the tokens are changed.
+            // SAFETY: the caller keeps source and destination of each copy valid until its token is reported or a reset
+            // is done; only the tokens are changed.
             let accepted = unsafe { channel.copy(&list) };
             for &copy in &part[..accepted] {
                 let Some(name) = state.free.pop() else { break };

@@ -61,8 +61,8 @@ impl Channel for Saboteur {
             })
             .collect();
         self.last = ops.last().copied().or(self.last);
-        // SAFETY: the copies' memory is valid as the caller guarantees; the additional byte is a guard byte of the
-        // suite.
+        // SAFETY: the caller keeps source and destination of each copy valid until its token is reported or a reset is
+        // done; the additional byte is a guard byte of the suite.
         unsafe { self.inner.copy(&ops) }
     }
 

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use offcore_stats::finding::{Report, Rights};
 
-use crate::config::sysfs::{self, Device, Roots};
+use crate::config::sysfs::{self, Roots, SysfsDevice};
 
 /// The system to examine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,8 +89,8 @@ pub fn examine(system: &System) -> Report {
 }
 
 /// Checks whether there is a queue that a program can use.
-fn user_queues(devices: &[Device], report: &mut Report) {
-    let usable = |device: &Device| {
+fn user_queues(devices: &[SysfsDevice], report: &mut Report) {
+    let usable = |device: &SysfsDevice| {
         let queues = device.config.wqs.iter().zip(&device.wqs);
         let used = queues.enumerate().filter(|(_, (wq, state))| {
             wq.kind == crate::config::WqType::User && state.state == "enabled" && state.node.is_some()

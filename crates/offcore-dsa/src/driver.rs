@@ -18,4 +18,4 @@ use crate::{CompletionRecord, Descriptor, Flags, Opcode, Status, completion::Com
 pub use channel::{Credits, DsaChannel};
 pub use device::DsaDevice;
 pub use discover::WqError;
-pub use open::{Opened, Options, open};
+pub use open::{OpenedQueue, Options, open};

@@ -176,7 +176,8 @@ impl Engine {
         portal.fence();
         let accepted = (0..SUBMIT_TRIES).any(|_| {
             spin_loop();
-            // SAFETY: the memory is valid as the caller guarantees; the record belongs to this engine.
+            // SAFETY: the caller keeps the descriptor's memory valid and unused until this returns; the record belongs
+            // to this engine.
             unsafe { portal.submit(&descriptor) == Submitted::Accepted }
         });
         if !accepted {

@@ -113,7 +113,7 @@ impl Portal {
             // A single system call submits all descriptors.
             return writer.write(descriptors);
         }
-        // SAFETY: the caller guarantees the conditions of `submit` for each descriptor.
+        // SAFETY: the caller keeps the memory of each descriptor valid and unused until its completion.
         let submit = |descriptor| unsafe { self.submit(descriptor) };
         let taken = descriptors.iter().map(submit).position(|submitted| submitted == Submitted::Retry);
         taken.unwrap_or(descriptors.len())

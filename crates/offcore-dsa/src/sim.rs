@@ -206,7 +206,7 @@ impl SimDevice {
             Client { ring: consumer, cell: Arc::clone(&cell), wq: queue, occupancy: Arc::clone(&occupancy) };
         lock(&shared.pending_requests).arriving.push(client);
         shared.notify();
-        Ok(SimPortal::new(self.clone(), producer, cell, occupancy, (queue, opened.epoch)))
+        Ok(SimPortal::new(self.clone(), producer, cell, occupancy, queue, opened.epoch))
     }
 
     /// Returns the state of the device.

@@ -94,10 +94,10 @@ impl Rig {
         let Self { queue, mover, clock, source, target, verified, .. } = self;
         match queue.begin(mover, &mut plan) {
             Begun::Immediate(batch) => {
-                gather(batch, &packets, (source, target), clock);
-                packets.iter().for_each(|packet| check(packet, (source, target), verified));
+                gather(batch, &packets, source, target, clock);
+                packets.iter().for_each(|packet| check(packet, source, target, verified));
             }
-            Begun::Queued(batch) => gather(batch, &packets, (source, target), clock),
+            Begun::Queued(batch) => gather(batch, &packets, source, target, clock),
         }
     }
 
@@ -118,7 +118,7 @@ impl Rig {
         let Self { queue, mover, source, target, verified, .. } = self;
         let mut ready = queue.ready(mover);
         let packets = ready.len();
-        (0..packets).for_each(|i| check(ready.holder(i), (source, target), verified));
+        (0..packets).for_each(|i| check(ready.holder(i), source, target, verified));
         ready.retire(packets);
     }
 
@@ -154,7 +154,8 @@ impl Rig {
 fn gather<const IMMEDIATE: bool>(
     mut batch: Batch<'_, Packet, IMMEDIATE>,
     packets: &[Packet],
-    (source, target): (&[u8], &mut [u8]),
+    source: &[u8],
+    target: &mut [u8],
     clock: &mut StageClock,
 ) {
     for packet in packets {
@@ -168,7 +169,7 @@ fn gather<const IMMEDIATE: bool>(
 }
 
 /// Checks the packet that follows the first `verified` ones, and clears its slot.
-fn check(packet: &Packet, (source, target): (&[u8], &mut [u8]), verified: &mut usize) {
+fn check(packet: &Packet, source: &[u8], target: &mut [u8], verified: &mut usize) {
     let &Packet { slot, from, len } = packet;
     assert_eq!(slot, *verified % PACKETS, "packets come out in the order in which they went in");
     let place = &mut target[slot * SLOT..][..SLOT];

@@ -19,7 +19,7 @@ use std::path::Path;
 
 use offcore_stats::finding::Report;
 
-pub use cuda::{CudaDevice, CudaFacts, Ptx};
+pub use cuda::{CudaDeviceFacts, CudaFacts, Ptx};
 pub(crate) use cuda::{MAPS_DMA_BUF, words};
 pub use facts::Facts;
 use tree::Tree;

@@ -73,7 +73,7 @@ mod host {
         tally: &AtomicU64,
     ) -> bool {
         // SAFETY: `PipelineView` has the layout of `og_pipeline`, which both sides assert, and both access the tally
-        // atomically. The memory is valid and exclusive, as the caller guarantees.
+        // atomically. The caller guarantees that the memory of the view is valid and exclusive.
         unsafe { og_host_share(pipeline, threads.get(), slot, lap, block, blocks, tally.as_ptr()) != 0 }
     }
 
@@ -89,8 +89,8 @@ mod host {
         step: NonZeroU32,
         from_turn: u64,
     ) {
-        // SAFETY: `PipelineView` has the layout of `og_pipeline`. The memory is valid and exclusive, as the caller
-        // guarantees.
+        // SAFETY: `PipelineView` has the layout of `og_pipeline`. The caller guarantees that the memory of the view is
+        // valid and exclusive.
         unsafe { og_host_persistent(pipeline, threads.get(), first, step.get(), from_turn) }
     }
 
@@ -100,8 +100,8 @@ mod host {
     /// # Safety
     /// As for [`share`], from the arrival of the burst.
     pub unsafe fn graph_node(pipeline: &PipelineView, threads: NonZeroU32, slot: u32, lap: u32) -> bool {
-        // SAFETY: `PipelineView` has the layout of `og_pipeline`. The memory is valid and exclusive, as the caller
-        // guarantees.
+        // SAFETY: `PipelineView` has the layout of `og_pipeline`. The caller guarantees that the memory of the view is
+        // valid and exclusive.
         unsafe { og_host_graph_node(pipeline, threads.get(), slot, lap) != 0 }
     }
 

@@ -29,7 +29,7 @@ use crate::cpu::{CpuWork, CpuWorkError};
 use crate::device::{Device, DeviceError, DeviceSlots, Launch, Launcher, Memory, Service, Started};
 use crate::layout::{Kind, PipelineView, PoolView, TrieView, WorkView};
 use crate::patterns::Patterns;
-use crate::ring::{Collector, RingConfig, RingError, Split, Submitter, burst_ring};
+use crate::ring::{BurstRingError, Collector, RingConfig, Split, Submitter, burst_ring};
 use crate::trie::Trie;
 use failure::Served;
 
@@ -41,7 +41,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 pub enum PipelineError {
     /// The burst ring.
     #[error(transparent)]
-    Ring(#[from] RingError),
+    Ring(#[from] BurstRingError),
     /// The work.
     #[error(transparent)]
     Work(#[from] CpuWorkError),

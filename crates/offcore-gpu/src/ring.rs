@@ -30,7 +30,7 @@ const LINE: usize = 64;
 
 /// Why a burst ring could not be created.
 #[derive(Debug, displaydoc::Display, thiserror::Error)]
-pub enum RingError {
+pub enum BurstRingError {
     /// {what}: found {found}, expected {expected}
     OutOfRange { what: &'static str, found: usize, expected: &'static str },
     /// a burst ring: {0}
@@ -115,8 +115,8 @@ impl Shared {
 ///
 /// # Errors
 /// A number is out of range, or the memory cannot be allocated.
-pub fn burst_ring(config: &RingConfig) -> Result<(Submitter, Collector), RingError> {
-    let out_of_range = |what, found, expected| RingError::OutOfRange { what, found, expected };
+pub fn burst_ring(config: &RingConfig) -> Result<(Submitter, Collector), BurstRingError> {
+    let out_of_range = |what, found, expected| BurstRingError::OutOfRange { what, found, expected };
     if !config.slots.is_power_of_two() || !(2..=4096).contains(&config.slots) {
         return Err(out_of_range("slots of a burst ring", config.slots, "a power of two from 2 to 4096"));
     }
@@ -129,7 +129,7 @@ pub fn burst_ring(config: &RingConfig) -> Result<(Submitter, Collector), RingErr
     let answers = config.slots * slot_stride;
     let (mapping, _fd) =
         Mapping::memfd("offcore-bursts", answers + config.slots * answer_stride, config.hugepages)
-            .map_err(RingError::Memory)?;
+            .map_err(BurstRingError::Memory)?;
     let shared = Arc::new(Shared { mapping, answers, slot_stride, answer_stride, slots: config.slots });
     let queue = || spsc::ring(config.slots).map_err(|_| out_of_range("slots", config.slots, "fewer"));
     let ((submitted, to_collect), (mut returned, empty)) = (queue()?, queue()?);

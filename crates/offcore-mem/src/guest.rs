@@ -33,7 +33,7 @@ pub struct GuestRegion {
 
 // SAFETY: a region is an address range; users of its raw pointers justify their accesses.
 unsafe impl Send for GuestRegion {}
-// SAFETY: as above.
+// SAFETY: a region is an address range; users of its raw pointers justify their accesses.
 unsafe impl Sync for GuestRegion {}
 
 impl GuestRegion {

@@ -81,7 +81,7 @@ pub struct Mapping {
 
 // SAFETY: a mapping is an address range; users of its raw pointers justify their accesses.
 unsafe impl Send for Mapping {}
-// SAFETY: as above.
+// SAFETY: a mapping is an address range; users of its raw pointers justify their accesses.
 unsafe impl Sync for Mapping {}
 
 impl fmt::Debug for Mapping {

@@ -163,7 +163,8 @@ impl Packet {
     /// Returns the packet's bytes in the first buffer, writable.
     #[inline(always)]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`, and `self` is borrowed mutably.
+        // SAFETY: this handle owns the chunk, which lives as long as the process, and is borrowed mutably; the range
+        // offset..offset + len is within the chunk.
         unsafe { std::slice::from_raw_parts_mut(self.data().as_ptr(), self.len()) }
     }
 

@@ -71,7 +71,8 @@ pub struct Pool {
 // SAFETY: chunk memory is only accessed through handles that own their chunk; a magazine's array is only accessed by
 // the cache that popped the magazine's id from a queue.
 unsafe impl Send for Pool {}
-// SAFETY: as above.
+// SAFETY: threads access chunk memory only through handles that own their chunk, and a magazine's array only after they
+// popped its id from a queue.
 unsafe impl Sync for Pool {}
 
 impl std::fmt::Debug for Pool {

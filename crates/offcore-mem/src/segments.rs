@@ -315,8 +315,9 @@ impl<'a> Iterator for SegmentsMut<'a> {
     #[inline]
     fn next(&mut self) -> Option<&'a mut [u8]> {
         let buffer = self.buffers.next()?;
-        // SAFETY: as for `Segments`; the packet is borrowed mutably, and it contains no chunk twice, because `link`
-        // consumes handles and each chunk has one.
+        // SAFETY: the packet owns the chunk, which lives as long as the process, and the handle's range is within its
+        // chunk. The packet is borrowed mutably, and it contains no chunk twice, because `link` consumes handles and
+        // each chunk has one.
         Some(unsafe { std::slice::from_raw_parts_mut(buffer.data().as_ptr(), buffer.len()) })
     }
 }

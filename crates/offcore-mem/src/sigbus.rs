@@ -29,7 +29,7 @@ struct Entry {
 
 // SAFETY: `next` never changes, and the entry that it refers to is never freed.
 unsafe impl Send for Entry {}
-// SAFETY: as above.
+// SAFETY: `next` never changes, and the entry that it refers to is never freed. The other fields are atomics.
 unsafe impl Sync for Entry {}
 
 impl Entry {

@@ -66,7 +66,8 @@ pub(crate) unsafe fn read_for_datagrams(
 unsafe fn read_as(family: c_int, address: *const sockaddr, len: socklen_t) -> Result<SocketAddr, Errno> {
     match family {
         libc::AF_INET if len as usize >= size_of::<sockaddr_in>() => {
-            // SAFETY: the caller guarantees `len` readable bytes, and `len` is at least the size of the structure.
+            // SAFETY: the caller guarantees `len` readable bytes at `address`, and `len` is at least the size of the
+            // structure.
             let v4 = unsafe { address.cast::<sockaddr_in>().read_unaligned() };
             let ip = Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes());
             Ok(SocketAddr::new(ip.into(), u16::from_be(v4.sin_port)))

@@ -9,7 +9,7 @@ use crate::datagram_options;
 use crate::memberships;
 use crate::session::Session;
 use crate::sys;
-use crate::table::{Entry, Kind};
+use crate::table::{Entry, SocketKind};
 
 /// Options of datagram sockets that the slot stores by name.
 const KEPT: [(c_int, c_int); 6] = [
@@ -22,7 +22,7 @@ const KEPT: [(c_int, c_int); 6] = [
 ];
 
 /// Options of a kernel socket that a session supports, too.
-pub(crate) struct Options {
+pub(crate) struct CarriedOptions {
     wishes: u32,
     keep: [c_int; 3],
     told: u32,
@@ -32,7 +32,7 @@ pub(crate) struct Options {
     kept: [c_int; KEPT.len()],
 }
 
-impl Options {
+impl CarriedOptions {
     /// Reads the options of `fd`. Copies options that the kernel applies to `end`.
     pub(crate) fn of(fd: c_int, entry: Entry, end: c_int) -> Self {
         let mut wishes = 0;
@@ -50,7 +50,7 @@ impl Options {
         let keep = keep.map(|name| sys::int_option(fd, libc::IPPROTO_TCP, name));
         // Accepted sockets inherit the timeouts.
         let told = if copy_times(fd, end) { wish::TIMED } else { 0 };
-        let datagrams = entry.kind == Kind::OpenDatagrams;
+        let datagrams = entry.kind == SocketKind::OpenDatagrams;
         let datagrams = datagrams.then(|| datagram_options::of_kernel(fd, entry.v6));
         let kept = KEPT.map(|(level, name)| match level {
             libc::IPPROTO_IPV6 if !entry.v6 => 0,
@@ -66,7 +66,7 @@ impl Options {
         wishes.keep_interval.store(interval as u32, Ordering::Relaxed);
         wishes.keep_count.store(count as u32, Ordering::Relaxed);
         if let Some(options) = self.datagrams {
-            datagram_options::give(session, options);
+            datagram_options::store_values(session, options);
             for ((level, name), value) in KEPT.into_iter().zip(self.kept).filter(|(_, value)| *value != 0) {
                 if memberships::has_interface(level, name, value) {
                     session.slot.kept.set(datagram_options::kept_name(level, name), value as u32);

@@ -48,7 +48,7 @@ impl Control {
         let mut at = header.msg_control.cast::<u8>();
         let head = size_of::<cmsghdr>();
         while left >= head {
-            // SAFETY: at least the size of a header is left, and the caller guarantees these bytes.
+            // SAFETY: at least the size of a header is left, and the caller guarantees `left` readable bytes at `at`.
             let message = unsafe { at.cast::<cmsghdr>().read_unaligned() };
             let len = message.cmsg_len;
             if len < head || len > left {
@@ -56,7 +56,7 @@ impl Control {
             }
             // SAFETY: `len` is at least `head` and at most `left`, so the address lies within the message.
             let data = Data { at: unsafe { at.add(head) }, len: len - head };
-            // SAFETY: the caller guarantees the bytes of the message, which include the data.
+            // SAFETY: `data` is readable: it lies within the `left` bytes at `at`, which the caller guarantees.
             unsafe { all.take(message.cmsg_level, message.cmsg_type, &data, v6) }?;
             let step = len.next_multiple_of(align_of::<cmsghdr>());
             if step >= left {
@@ -95,10 +95,10 @@ impl Control {
                     self.set_local(Ipv6Addr::from(info.ipi6_addr.s6_addr).to_canonical());
                 }
                 (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT | IPV6_2292HOPLIMIT) if v6 => {
-                    self.hops = usual_or(data.read::<c_int>()?)?.or(self.hops);
+                    self.hops = number_or_default(data.read::<c_int>()?)?.or(self.hops);
                 }
                 (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) if v6 => {
-                    self.tos = usual_or(data.read::<c_int>()?)?.or(self.tos);
+                    self.tos = number_or_default(data.read::<c_int>()?)?.or(self.tos);
                 }
                 (libc::IPPROTO_IPV6, IPV6_DONTFRAG) if v6 => match data.read::<c_int>()? {
                     on @ (0 | 1) => self.whole = Some(on == 1),
@@ -122,8 +122,8 @@ impl Control {
     }
 
     /// Returns the header fields of the datagram. A control message takes precedence over the socket's option.
-    pub(crate) fn more(&self, session: &Session, to: IpAddr) -> More {
-        let mut more = options::to_send(session, to);
+    pub(crate) fn sent_header(&self, session: &Session, to: IpAddr) -> More {
+        let mut more = options::fields_to_send(session, to);
         more.index = self.index;
         more.hops = self.hops.unwrap_or(more.hops);
         more.tos = self.tos.unwrap_or(more.tos);
@@ -137,7 +137,7 @@ impl Control {
 }
 
 /// Converts a number from 0 to 255. -1 selects the default.
-fn usual_or(value: c_int) -> Result<Option<u8>, Errno> {
+fn number_or_default(value: c_int) -> Result<Option<u8>, Errno> {
     match value {
         -1 => Ok(None),
         value => u8::try_from(value).map(Some).map_err(|_| libc::EINVAL),

@@ -11,7 +11,7 @@ use libc::socklen_t;
 use offcore_session::datagram::{More, PathMtu};
 
 use crate::session::Session;
-use crate::stream_options::{Fresh, refuse};
+use crate::stream_options::{Fresh, refuse_unknown};
 use crate::sys::{self, Errno};
 
 // Constants of `linux/in6.h`, `linux/udp.h` and `linux/net_tstamp.h` that the crate libc lacks.
@@ -187,7 +187,7 @@ pub(crate) unsafe fn check(
         return Ok(());
     }
     // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
-    unsafe { refuse(&Fresh::datagrams(v6)?, level, name, value, len) }
+    unsafe { refuse_unknown(&Fresh::datagrams(v6)?, level, name, value, len) }
 }
 
 /// Sets an option to a value that the kernel has checked.
@@ -216,7 +216,7 @@ pub(crate) fn of_kernel(fd: c_int, v6: bool) -> [u32; 4] {
 }
 
 /// Stores the result of [`of_kernel`] in the session that replaces the socket.
-pub(crate) fn give(session: &Session, all: [u32; 4]) {
+pub(crate) fn store_values(session: &Session, all: [u32; 4]) {
     for (word, value) in words(session).into_iter().zip(all) {
         word.store(value, Ordering::Relaxed);
     }
@@ -236,7 +236,7 @@ pub(crate) fn wants_software_timestamps(session: &Session) -> bool {
 }
 
 /// Returns the header fields for a datagram to an address, according to the socket's options.
-pub(crate) fn to_send(session: &Session, to: IpAddr) -> More {
+pub(crate) fn fields_to_send(session: &Session, to: IpAddr) -> More {
     let [bits, headers, paths, last] = words(session).map(|word| word.load(Ordering::Relaxed));
     let v6 = to.is_ipv6();
     let [ttl, tos, hops, class] = headers.to_le_bytes();

@@ -17,14 +17,14 @@ use crate::address::{self, End};
 use crate::control::Control;
 use crate::datagram_options as options;
 use crate::link::{self, Mapped};
-use crate::lock::Held;
+use crate::lock::SlotLock;
 use crate::memberships;
 use crate::session::Session;
 use crate::sys::{self, Errno};
 use crate::vectors::Buffers;
 
 /// A received datagram: the number of copied bytes, its length, and its header.
-pub(crate) struct Received {
+pub(crate) struct ReceivedDatagram {
     pub(crate) copied: usize,
     pub(crate) len: usize,
     pub(crate) header: Header,
@@ -50,7 +50,8 @@ pub(crate) fn peer(session: &Session) -> Option<SocketAddr> {
 
 /// Connects the socket: it sends to one peer, and receives from this peer only. `None` disconnects it.
 pub(crate) fn connect(session: &Session, to: Option<SocketAddr>) -> Result<(), Errno> {
-    let session = &if session.is_lost() || session.is_orphan() { again::now(session.fd)? } else { *session };
+    let session =
+        &if session.is_lost() || session.is_orphan() { again::move_now(session.fd)? } else { *session };
     if to.is_some_and(|to| link::is_broadcast(to.ip())) && !options::may_broadcast(session) {
         return Err(libc::EACCES);
     }
@@ -76,11 +77,11 @@ pub(crate) unsafe fn receive(
     session: &Session,
     buffers: Buffers<'_>,
     how: c_int,
-) -> Result<Option<Received>, Errno> {
+) -> Result<Option<ReceivedDatagram>, Errno> {
     let (mut session, waits) = (*session, how & libc::MSG_DONTWAIT == 0);
     loop {
         if session.is_lost() {
-            session = again::wait(session.fd, waits)?;
+            session = again::wait_for_stack(session.fd, waits)?;
         }
         let mut hides = false;
         // SAFETY: the caller guarantees that the buffers are writable.
@@ -89,7 +90,7 @@ pub(crate) unsafe fn receive(
             session.mark();
         }
         match received {
-            Err(again::GONE) => session = again::wait(session.fd, waits)?,
+            Err(again::GONE) => session = again::wait_for_stack(session.fd, waits)?,
             received => return received,
         }
     }
@@ -104,7 +105,7 @@ unsafe fn receive_here(
     buffers: Buffers<'_>,
     how: c_int,
     hides: &mut bool,
-) -> Result<Option<Received>, Errno> {
+) -> Result<Option<ReceivedDatagram>, Errno> {
     if how & libc::MSG_OOB != 0 {
         return Err(libc::EAGAIN);
     }
@@ -131,7 +132,7 @@ unsafe fn receive_here(
             return Err(again::GONE);
         }
         if !comes? {
-            return match session.wants(wish::NO_READ) {
+            return match session.has_option_bit(wish::NO_READ) {
                 true if session.is_nonblocking() => Err(libc::EAGAIN),
                 true => Ok(None),
                 false => Err(libc::ENOTCONN),
@@ -144,8 +145,12 @@ unsafe fn receive_here(
 ///
 /// # Safety
 /// The buffers are valid for writes.
-unsafe fn take(session: &Session, buffers: Buffers<'_>, how: c_int) -> Result<Option<Received>, Errno> {
-    let _lock = Held::new(&session.slot.wishes.reading);
+unsafe fn take(
+    session: &Session,
+    buffers: Buffers<'_>,
+    how: c_int,
+) -> Result<Option<ReceivedDatagram>, Errno> {
+    let _lock = SlotLock::new(&session.slot.wishes.reading);
     loop {
         // SAFETY: the caller guarantees that the buffers are writable.
         if let Some(taken) = unsafe { take_once(session, buffers, how) }? {
@@ -157,11 +162,11 @@ unsafe fn take(session: &Session, buffers: Buffers<'_>, how: c_int) -> Result<Op
 /// Result of [`take_once`].
 enum Taken {
     Nothing,
-    Datagram(Received),
+    Datagram(ReceivedDatagram),
 }
 
 impl Taken {
-    fn received(self) -> Option<Received> {
+    fn received(self) -> Option<ReceivedDatagram> {
         match self {
             Self::Nothing => None,
             Self::Datagram(received) => Some(received),
@@ -186,16 +191,16 @@ unsafe fn take_once(session: &Session, buffers: Buffers<'_>, how: c_int) -> Resu
         return Err(libc::EIO);
     }
     // SAFETY: the caller guarantees that the buffers are writable.
-    let copied = unsafe { buffers.fill(0, part(reader.spans(), HEADER_LEN, len)) };
+    let copied = unsafe { buffers.fill(0, part_of_spans(reader.spans(), HEADER_LEN, len)) };
     if copied < len.min(buffers.len()) && link::has_stack_ended() {
         // The stack has ended and has freed a part of this memory.
         return Ok(Some(Taken::Nothing));
     }
-    let mut received = Received { copied, len, header, segment: None };
+    let mut received = ReceivedDatagram { copied, len, header, segment: None };
     let mut taken = whole;
     if options::bits(session) & options::bit::GRO != 0 && copied == len {
         // SAFETY: the caller guarantees that the buffers are writable.
-        taken += unsafe { join(&reader, whole, buffers, &mut received) };
+        taken += unsafe { join_segments(&reader, whole, buffers, &mut received) };
     }
     let left = reader.available() - taken;
     if how & libc::MSG_PEEK == 0 {
@@ -213,11 +218,11 @@ unsafe fn take_once(session: &Session, buffers: Buffers<'_>, how: c_int) -> Resu
 ///
 /// # Safety
 /// The buffers are valid for writes.
-unsafe fn join(
+unsafe fn join_segments(
     reader: &app::Reader<Mapped>,
     skip: usize,
     buffers: Buffers<'_>,
-    first: &mut Received,
+    first: &mut ReceivedDatagram,
 ) -> usize {
     let (room, each) = (buffers.len().min(MOST_BYTES), first.len);
     let mut at = skip;
@@ -225,7 +230,7 @@ unsafe fn join(
         let mut bytes = [0u8; HEADER_LEN];
         let buffer = crate::vectors::buffer(bytes.as_mut_ptr().cast(), bytes.len());
         // SAFETY: `buffer` describes the local array `bytes`.
-        let there = unsafe { Buffers::one(&buffer).fill(0, part(reader.spans(), at, HEADER_LEN)) };
+        let there = unsafe { Buffers::one(&buffer).fill(0, part_of_spans(reader.spans(), at, HEADER_LEN)) };
         let next = Header::from_bytes(&bytes).filter(|_| there == HEADER_LEN);
         let same = |next: &Header| {
             let (ours, theirs) = (first.header.more, next.more);
@@ -239,7 +244,8 @@ unsafe fn join(
             break;
         }
         // SAFETY: the caller guarantees that the buffers are writable.
-        let copied = unsafe { buffers.fill(first.copied, part(reader.spans(), at + HEADER_LEN, len)) };
+        let copied =
+            unsafe { buffers.fill(first.copied, part_of_spans(reader.spans(), at + HEADER_LEN, len)) };
         if copied < len {
             break;
         }
@@ -255,7 +261,7 @@ unsafe fn join(
 }
 
 /// Returns `len` bytes of the spans, starting at byte `skip`.
-fn part<'a>(
+fn part_of_spans<'a>(
     spans: impl Iterator<Item = offcore_session::Span<'a>>,
     skip: usize,
     len: usize,
@@ -286,7 +292,7 @@ fn check_len(session: &Session, more: &More, to: SocketAddr, len: usize) -> Resu
     let headers = if to.is_ipv6() { 48 } else { 28 };
     let must_fit = segment > 0 || matches!(more.path_mtu(), PathMtu::Do | PathMtu::Probe);
     if must_fit && mtu > 0 && headers + piece > mtu {
-        errors::too_long(session, to);
+        errors::queue_too_long(session, to);
         return Err(libc::EMSGSIZE);
     }
     if segment > 0 && len > segment * SENT_SEGMENTS { Err(libc::EINVAL) } else { Ok(()) }
@@ -305,11 +311,11 @@ pub(crate) unsafe fn send(
     control: &Control,
 ) -> Result<usize, Errno> {
     let lost = session.is_lost() || link::has_stack_ended() && session.is_orphan();
-    let session = if lost { again::now(session.fd)? } else { *session };
+    let session = if lost { again::move_now(session.fd)? } else { *session };
     // SAFETY: the caller guarantees that the buffers are readable.
     match unsafe { send_here(&session, buffers, how, to, control) } {
         Err(again::GONE) => {
-            let session = again::now(session.fd)?;
+            let session = again::move_now(session.fd)?;
             // SAFETY: the caller guarantees that the buffers are readable.
             unsafe { send_here(&session, buffers, how, to, control) }
         }
@@ -338,27 +344,27 @@ unsafe fn send_here(
         return Err(libc::EINVAL);
     }
     let len = buffers.len();
-    if len > longest(peer) {
-        errors::too_long(session, peer);
+    if len > max_length(peer) {
+        errors::queue_too_long(session, peer);
         return Err(libc::EMSGSIZE);
     }
     may_be_sent_to(session, peer.ip())?;
     if let Some(error) = session.take_error() {
         return Err(error);
     }
-    if session.wants(wish::END) {
+    if session.has_option_bit(wish::END) {
         return Err(libc::EPIPE);
     }
     let v6 = peer.is_ipv6();
     let (source, index) = match peer.ip().is_multicast() {
-        true => memberships::sends_by(session, v6),
+        true => memberships::sending_interface(session, v6),
         false => (None, 0),
     };
     let local = control.local().or(source).unwrap_or(address::unspecified(v6));
     if local.is_ipv6() != v6 {
         return Err(libc::EINVAL);
     }
-    let mut more = control.more(session, peer.ip());
+    let mut more = control.sent_header(session, peer.ip());
     if peer.ip().is_multicast() && more.index == 0 {
         more.index = index;
     }
@@ -373,7 +379,7 @@ unsafe fn send_here(
 }
 
 /// Returns the maximum length of a datagram to an address.
-fn longest(peer: SocketAddr) -> usize {
+fn max_length(peer: SocketAddr) -> usize {
     if peer.is_ipv4() { 65_507 } else { 65_527 }
 }
 
@@ -436,7 +442,7 @@ enum Put {
 /// # Safety
 /// The buffers are valid for reads.
 unsafe fn put(session: &Session, header: &Header, buffers: Buffers<'_>) -> Result<Put, Errno> {
-    let lock = Held::new(&session.slot.wishes.writing);
+    let lock = SlotLock::new(&session.slot.wishes.writing);
     let whole = record_len(header.len);
     let granted = lock.is_nested() || session.ask_for_blocks(whole);
     for closed in [false, true] {
@@ -473,7 +479,7 @@ unsafe fn put(session: &Session, header: &Header, buffers: Buffers<'_>) -> Resul
 
 /// Returns whether a datagram can be read.
 fn has_data(session: &Session) -> bool {
-    let _lock = Held::new(&session.slot.wishes.reading);
+    let _lock = SlotLock::new(&session.slot.wishes.reading);
     session.reader().is_ok_and(|reader| reader.available() > 0)
 }
 
@@ -482,7 +488,7 @@ pub(crate) fn next_len(session: &Session) -> Result<usize, Errno> {
     if session.is_lost() {
         return Ok(0);
     }
-    let _lock = Held::new(&session.slot.wishes.reading);
+    let _lock = SlotLock::new(&session.slot.wishes.reading);
     let reader = session.reader()?;
     let mut header = [0; HEADER_LEN];
     let there = reader.peek(&mut header) == HEADER_LEN;

@@ -4,27 +4,26 @@
 //! connects, listens, or sends its first datagram. Until then, the kernel socket stores its options. The end of the
 //! session's pair then replaces all its descriptors, with the same flags, and the options are copied.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::sync::atomic::Ordering;
 
-use libc::socklen_t;
 use offcore_session::message::{Call, NONE, ONLY_V6, Question, SHARE_ADDRESS, SHARE_PORT, Session as Where};
 use offcore_session::slot::{OPTIONS, Slot, state, wish};
 
 use crate::address;
-use crate::carried::{Options, copy_times};
+use crate::carried::{CarriedOptions, copy_times};
 use crate::environment;
 use crate::explain::{self, SocketDecision};
 use crate::kernel_listeners;
 use crate::link;
-use crate::memberships::{self, Change, Group};
+use crate::memberships::{self, Change, Group, MembershipOption};
 use crate::polled;
 use crate::rules;
 use crate::session::{self, Session};
 use crate::stream_options;
 use crate::sys::{self, Errno};
-use crate::table::{self, Entry, Kind, open};
+use crate::table::{self, Entry, SocketKind, open};
 
 /// The reason why a socket does not use the stack.
 const NO_STACK: &str = "the stack cannot be reached";
@@ -38,12 +37,12 @@ const IPV6_FREEBIND: c_int = 78;
 ///
 /// # Errors
 /// `EMFILE` if the table has no room for the descriptor.
-pub(crate) fn opened(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) -> Result<(), Errno> {
+pub(crate) fn note_socket(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) -> Result<(), Errno> {
     let is_ip = matches!(domain, libc::AF_INET | libc::AF_INET6);
     let kind = match (kind & !(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK), protocol) {
         // MPTCP falls back to plain TCP, as on Linux with a peer without MPTCP.
-        (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP | libc::IPPROTO_MPTCP) => Kind::OpenStream,
-        (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => Kind::OpenDatagrams,
+        (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP | libc::IPPROTO_MPTCP) => SocketKind::OpenStream,
+        (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => SocketKind::OpenDatagrams,
         _ => return Ok(()),
     };
     if !is_ip || !link::is_used() {
@@ -68,7 +67,7 @@ pub(crate) fn note_options(fd: c_int, entry: Entry, option: (c_int, c_int)) {
 }
 
 /// Leaves a socket to the kernel.
-pub(crate) fn leave(fd: c_int, entry: Entry) {
+pub(crate) fn leave_to_kernel(fd: c_int, entry: Entry) {
     for fd in descriptors(fd, entry) {
         table::set(fd, None);
         polled::forget(fd);
@@ -84,17 +83,13 @@ fn descriptors(fd: c_int, entry: Entry) -> impl Iterator<Item = c_int> {
 }
 
 /// Replaces an undecided socket by a session's descriptor. With `listens`, keeps its epoll registrations.
-fn become_session(
-    fd: c_int,
-    entry: Entry,
-    listens: bool,
-    (found, end): (Where, c_int),
-) -> Result<Session, Errno> {
-    let kind = if entry.kind == Kind::OpenStream { Kind::Stream } else { Kind::Datagrams };
-    let new = Entry::session(kind, entry.v6, found);
+fn become_session(fd: c_int, entry: Entry, listens: bool, stack_end: StackEnd) -> Result<Session, Errno> {
+    let kind = if entry.kind == SocketKind::OpenStream { SocketKind::Stream } else { SocketKind::Datagrams };
+    let StackEnd { place, fd: end } = stack_end;
+    let new = Entry::session(kind, entry.v6, place);
     // A stream without options gets the stack's defaults.
-    let has = entry.kind == Kind::OpenDatagrams || entry.generation & open::SET != 0;
-    let options = has.then(|| Options::of(fd, entry, end));
+    let has = entry.kind == SocketKind::OpenDatagrams || entry.generation & open::SET != 0;
+    let options = has.then(|| CarriedOptions::of(fd, entry, end));
     let buffers = has.then(|| stream_options::buffers(fd, entry.v6));
     if let Ok(owner @ 1..) = sys::fcntl(fd, libc::F_GETOWN, 0) {
         let _ = sys::fcntl(end, libc::F_SETOWN, owner);
@@ -102,7 +97,7 @@ fn become_session(
     for fd in descriptors(fd, entry) {
         let cloexec = sys::fcntl(fd, libc::F_GETFD, 0).unwrap_or(0) as c_int & libc::FD_CLOEXEC;
         let flags = if cloexec != 0 { libc::O_CLOEXEC } else { 0 };
-        polled::carry_over(fd, listens || kind == Kind::Datagrams, || {
+        polled::carry_over(fd, listens || kind == SocketKind::Datagrams, || {
             if sys::dup3(end, fd, flags).is_ok() {
                 table::set(fd, Some(new));
             }
@@ -121,24 +116,26 @@ fn become_session(
     }
     session.note_family();
     if session.is_datagrams() {
-        memberships::carry(entry, &session);
+        memberships::join_stored_groups(entry, &session);
     }
     Ok(session)
 }
 
+/// A new session of the stack: its place, and the descriptor of its socket pair.
+pub(crate) struct StackEnd {
+    pub(crate) place: Where,
+    pub(crate) fd: c_int,
+}
+
 /// Requests a session that replaces `fd`.
-pub(crate) fn ask_session(
-    fd: c_int,
-    question: &Question,
-    descriptors: &[c_int],
-) -> Result<(Where, c_int), Errno> {
+pub(crate) fn ask_session(fd: c_int, question: &Question, descriptors: &[c_int]) -> Result<StackEnd, Errno> {
     // The stack makes a listener that is passed to it non-blocking.
     let status = sys::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0) & libc::O_NONBLOCK as usize;
     let (answer, received) = link::ask(question, descriptors)?;
     match *received.as_slice() {
         [end] => {
             let _ = sys::fcntl(end, libc::F_SETFL, status);
-            Ok((answer.session, end))
+            Ok(StackEnd { place: answer.session, fd: end })
         }
         _ => {
             received.close();
@@ -167,14 +164,14 @@ pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, E
     // A datagram socket at all addresses, or at a group, moves to the stack if a rule names its port or if it joins a
     // group of the stack.
     let ours = (any || ip.is_multicast())
-        && entry.kind == Kind::OpenDatagrams
-        && (rules::may_listen(entry.kind, to.port()) || memberships::joins_later(entry));
+        && entry.kind == SocketKind::OpenDatagrams
+        && (rules::may_listen(entry.kind, to.port()) || memberships::has_stored_groups(entry));
     if !ours && (any || ip.is_loopback() || ip.is_multicast() || rules::is_kernel_address(ip)?) {
         if !any {
             let why = if ip.is_loopback() || ip.is_multicast() { rules::NEVER } else { rules::KERNELS };
             explain::say("bind", entry.kind, to, SocketDecision::Kernel(why));
-            leave(fd, entry);
-        } else if entry.kind == Kind::OpenDatagrams && to.port() != 0 {
+            leave_to_kernel(fd, entry);
+        } else if entry.kind == SocketKind::OpenDatagrams && to.port() != 0 {
             explain::say(
                 "bind",
                 entry.kind,
@@ -184,23 +181,23 @@ pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, E
         }
         return Ok(Decided::Kernel);
     }
-    if entry.kind == Kind::OpenDatagrams && !ours && !rules::may_bind(entry.kind, to.port()) {
+    if entry.kind == SocketKind::OpenDatagrams && !ours && !rules::may_bind(entry.kind, to.port()) {
         explain::say("bind", entry.kind, to, SocketDecision::Kernel(rules::NOT_NAMED));
-        leave(fd, entry);
+        leave_to_kernel(fd, entry);
         return Ok(Decided::Kernel);
     }
-    if entry.kind == Kind::OpenStream {
-        if rules::named(entry.kind, to.port()).unwrap_or(true) {
+    if entry.kind == SocketKind::OpenStream {
+        if rules::names_port(entry.kind, to.port()).unwrap_or(true) {
             match can_bind(SocketAddr::new(ip, 0)) {
                 Ok(()) => allow_any_address(fd),
                 // The kernel returns the same error.
                 Err(libc::EADDRNOTAVAIL) => {}
-                Err(error) => return no_stack("bind", fd, entry, to, error),
+                Err(error) => return stack_error("bind", fd, entry, to, error),
             }
         }
         return Ok(Decided::Kernel);
     }
-    match take(fd, entry, Some(to)) {
+    match bind_datagrams(fd, entry, Some(to)) {
         Ok(session) => {
             explain::say("bind", entry.kind, to, SocketDecision::Stack);
             Ok(Decided::Session(session))
@@ -208,15 +205,15 @@ pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, E
         // Neither side has the address. The kernel returns the error.
         Err(libc::EADDRNOTAVAIL) => {
             explain::say("bind", entry.kind, to, SocketDecision::Kernel("not an address of the stack"));
-            leave(fd, entry);
+            leave_to_kernel(fd, entry);
             Ok(Decided::Kernel)
         }
-        Err(error) => no_stack("bind", fd, entry, to, error),
+        Err(error) => stack_error("bind", fd, entry, to, error),
     }
 }
 
 /// Turns a datagram socket into a session with an address.
-pub(crate) fn take(fd: c_int, entry: Entry, at: Option<SocketAddr>) -> Result<Session, Errno> {
+pub(crate) fn bind_datagrams(fd: c_int, entry: Entry, at: Option<SocketAddr>) -> Result<Session, Errno> {
     let mut question = Question::new(Call::Bind, NONE, kind_of_datagrams(fd, entry));
     question.local = Some(at.unwrap_or(SocketAddr::new(address::unspecified(entry.v6), 0)));
     let found = ask_session(fd, &question, &[])?;
@@ -230,16 +227,15 @@ pub(crate) fn take(fd: c_int, entry: Entry, at: Option<SocketAddr>) -> Result<Se
 /// Returns the error of the kernel or of the stack.
 ///
 /// # Safety
-/// `value` is null, or valid for reads of `len` bytes.
+/// The option's `value` is null, or valid for reads of `len` bytes.
 pub(crate) unsafe fn change_membership(
     fd: c_int,
     entry: Entry,
-    (change, option): (Change, (c_int, c_int)),
-    (value, len): (*const c_void, socklen_t),
+    option: &MembershipOption,
     changed: Result<(), Errno>,
 ) -> Result<(), Errno> {
     // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
-    let Ok(group) = (unsafe { Group::of(option.0, option.1, value, len) }) else { return changed };
+    let (Ok(group), change) = (unsafe { Group::of(option) }, option.change) else { return changed };
     if changed.is_ok() {
         memberships::note(entry, change, group);
         return Ok(());
@@ -249,18 +245,18 @@ pub(crate) unsafe fn change_membership(
     }
     let bound = address::of_kernel(fd);
     let port = bound.map_or(0, |bound| bound.port());
-    let named = rules::named(entry.kind, port) != Some(false);
+    let named = rules::names_port(entry.kind, port) != Some(false);
     if changed != Err(libc::ENODEV) || !named || !group.has_interface() {
         return changed;
     }
     if port == 0 {
         // A socket without a port receives nothing, and the program may still bind it.
-        return memberships::join_later(entry, group);
+        return memberships::store_group(entry, group);
     }
-    let session = take(fd, entry, bound)?;
+    let session = bind_datagrams(fd, entry, bound)?;
     explain::say("join", entry.kind, SocketAddr::new(group.address(), port), SocketDecision::Stack);
     // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
-    unsafe { memberships::set(&session, change, option, value, len) }
+    unsafe { memberships::set(&session, option) }
 }
 
 /// Returns the kind of session, including the options that affect address conflicts.
@@ -275,7 +271,7 @@ fn kind_of_datagrams(fd: c_int, entry: Entry) -> u32 {
 
 /// Handles an error of the stack. The call fails. If the stack cannot be reached (`ENETDOWN`) or has no address
 /// (`ENONET`), the call uses the kernel instead, provided that `--fallback kernel` permits it.
-fn no_stack(call: &str, fd: c_int, entry: Entry, to: SocketAddr, error: Errno) -> Result<Decided, Errno> {
+fn stack_error(call: &str, fd: c_int, entry: Entry, to: SocketAddr, error: Errno) -> Result<Decided, Errno> {
     let (error, why) = match error {
         libc::ENETDOWN => (error, NO_STACK),
         libc::ENONET => (libc::ENETUNREACH, NO_ADDRESS),
@@ -291,7 +287,7 @@ fn no_stack(call: &str, fd: c_int, entry: Entry, to: SocketAddr, error: Errno) -
         return Err(error);
     }
     explain::say(call, entry.kind, to, SocketDecision::Kernel(why));
-    leave(fd, entry);
+    leave_to_kernel(fd, entry);
     Ok(Decided::Kernel)
 }
 
@@ -305,14 +301,14 @@ fn can_bind(to: SocketAddr) -> Result<(), Errno> {
     question.local = Some(to);
     let (_, received) = link::ask(&question, &[])?;
     received.close();
-    link::look();
+    link::request_check();
     Ok(())
 }
 
 /// Makes the stack release an address that an undecided socket failed to bind. Returns whether the stack was asked.
 pub(crate) fn release(fd: c_int, to: SocketAddr) -> bool {
-    let open =
-        table::get(fd).is_some_and(|entry| matches!(entry.kind, Kind::OpenStream | Kind::OpenDatagrams));
+    let open = table::get(fd)
+        .is_some_and(|entry| matches!(entry.kind, SocketKind::OpenStream | SocketKind::OpenDatagrams));
     let asked = open && to.port() != 0 && link::is_linked();
     if asked {
         let _ = can_bind(to);
@@ -333,7 +329,7 @@ fn allow_any_address(fd: c_int) {
 /// and on the stack. The kernel's socket reserves the port in any case.
 pub(crate) fn listen(fd: c_int, entry: Entry, backlog: c_int) -> Result<Decided, Errno> {
     let Some(local) = address::of_kernel(fd) else {
-        leave(fd, entry);
+        leave_to_kernel(fd, entry);
         return Ok(Decided::Kernel);
     };
     let any = local.ip().is_unspecified();
@@ -343,10 +339,10 @@ pub(crate) fn listen(fd: c_int, entry: Entry, backlog: c_int) -> Result<Decided,
     };
     if let Some(why) = kept {
         explain::say("listen", entry.kind, local, SocketDecision::Kernel(why));
-        leave(fd, entry);
+        leave_to_kernel(fd, entry);
         return Ok(Decided::Kernel);
     }
-    match ask_listener(fd, (entry.v6, names_congestion(entry)), local, backlog) {
+    match ask_listener(fd, entry.v6, has_congestion_option(entry), local, backlog) {
         Ok(found) => {
             explain::say(
                 "listen",
@@ -354,7 +350,7 @@ pub(crate) fn listen(fd: c_int, entry: Entry, backlog: c_int) -> Result<Decided,
                 local,
                 if any { SocketDecision::Both } else { SocketDecision::Stack },
             );
-            let kernel = link::far(fd);
+            let kernel = link::duplicate_high(fd);
             let session = become_session(fd, entry, true, found)?;
             let _ = kernel.map(|kernel| kernel_listeners::keep(session.entry, session.slot, kernel));
             Ok(Decided::Session(session))
@@ -362,10 +358,10 @@ pub(crate) fn listen(fd: c_int, entry: Entry, backlog: c_int) -> Result<Decided,
         // With IP_FREEBIND, the kernel may get the address later.
         Err(libc::EADDRNOTAVAIL) => {
             explain::say("listen", entry.kind, local, SocketDecision::Kernel("not an address of the stack"));
-            leave(fd, entry);
+            leave_to_kernel(fd, entry);
             Ok(Decided::Kernel)
         }
-        Err(error) => no_stack("listen", fd, entry, local, error).inspect_err(|_| {
+        Err(error) => stack_error("listen", fd, entry, local, error).inspect_err(|_| {
             // The kernel's socket already listens. It must stop listening, and keeps the address.
             let _ = sys::shutdown(fd, libc::SHUT_RD);
         }),
@@ -376,10 +372,11 @@ pub(crate) fn listen(fd: c_int, entry: Entry, backlog: c_int) -> Result<Decided,
 /// congestion control.
 fn ask_listener(
     kernel: c_int,
-    (v6, congestion): (bool, bool),
+    v6: bool,
+    congestion: bool,
     local: SocketAddr,
     backlog: c_int,
-) -> Result<(Where, c_int), Errno> {
+) -> Result<StackEnd, Errno> {
     let share = sys::int_option(kernel, libc::SOL_SOCKET, libc::SO_REUSEPORT) != 0;
     let only_v6 = v6 && sys::int_option(kernel, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) != 0;
     let bit = |bit, on| if on { bit } else { 0 };
@@ -394,24 +391,24 @@ fn ask_listener(
 ///
 /// # Errors
 /// Returns the stack's error.
-pub(crate) fn listen_again(kernel: c_int, v6: bool) -> Result<(Where, c_int), Errno> {
+pub(crate) fn listen_again(kernel: c_int, v6: bool) -> Result<StackEnd, Errno> {
     let local = address::of_kernel(kernel).ok_or(libc::EADDRNOTAVAIL)?;
     // `struct tcp_info` begins with 8 bytes and 6 numbers. For a listener, the last one is the backlog.
     let info = sys::socket_option(kernel, libc::IPPROTO_TCP, libc::TCP_INFO, [0u32; 8]);
     let backlog = info.map_or(libc::SOMAXCONN, |info| info[7] as c_int);
-    let (found, end) = ask_listener(kernel, (v6, false), local, backlog)?;
+    let listener = ask_listener(kernel, v6, false, local, backlog)?;
     explain::say(
         "listen",
-        Kind::OpenStream,
+        SocketKind::OpenStream,
         local,
         if local.ip().is_unspecified() { SocketDecision::Both } else { SocketDecision::Stack },
     );
-    copy_times(kernel, end);
-    Ok((found, end))
+    copy_times(kernel, listener.fd);
+    Ok(listener)
 }
 
 /// Copies the options of a listener or datagram socket whose stack has ended.
-pub(crate) fn inherit(session: &Session, old: &Slot) {
+pub(crate) fn copy_options(session: &Session, old: &Slot) {
     session.slot.kept.inherit(&old.kept);
     let (from, to) = (&old.wishes, &session.slot.wishes);
     for (from, to) in [
@@ -433,12 +430,12 @@ pub(crate) fn inherit(session: &Session, old: &Slot) {
 fn options_of(fd: c_int, entry: Entry) -> [u32; OPTIONS] {
     match entry.generation & open::SET {
         0 => [0; OPTIONS],
-        _ => stream_options::of_kernel(fd, entry.v6, names_congestion(entry)).numbers(),
+        _ => stream_options::of_kernel(fd, entry.v6, has_congestion_option(entry)).numbers(),
     }
 }
 
 /// Returns whether the program has set the congestion control of an undecided socket.
-fn names_congestion(entry: Entry) -> bool {
+fn has_congestion_option(entry: Entry) -> bool {
     entry.generation & open::CONGESTION != 0
 }
 
@@ -450,26 +447,26 @@ pub(crate) fn backlog_of(backlog: c_int) -> u32 {
 
 /// Handles `connect`.
 pub(crate) fn connect(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, Errno> {
-    go(fd, entry, to, Call::Connect)
+    reach_destination(fd, entry, to, Call::Connect)
 }
 
 /// Handles the first datagram of a socket.
 pub(crate) fn send(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, Errno> {
-    go(fd, entry, to, Call::Bind)
+    reach_destination(fd, entry, to, Call::Bind)
 }
 
 /// Requests a session for a destination.
-fn go(fd: c_int, entry: Entry, to: SocketAddr, call: Call) -> Result<Decided, Errno> {
+fn reach_destination(fd: c_int, entry: Entry, to: SocketAddr, call: Call) -> Result<Decided, Errno> {
     let name = if call == Call::Connect { "connect" } else { "send" };
     let say = |goes| explain::say(name, entry.kind, to, goes);
-    if let Some(why) = rules::keeps(entry.kind, to)? {
+    if let Some(why) = rules::kernel_reason(entry.kind, to)? {
         say(SocketDecision::Kernel(why));
-        leave(fd, entry);
+        leave_to_kernel(fd, entry);
         return Ok(Decided::Kernel);
     }
     // The stack reports its broadcast addresses when the process links itself. Errors of this step are reported below.
-    if entry.kind == Kind::OpenDatagrams
-        && link::ensure().is_ok()
+    if entry.kind == SocketKind::OpenDatagrams
+        && link::ensure_linked().is_ok()
         && link::is_broadcast(to.ip())
         && sys::int_option(fd, libc::SOL_SOCKET, libc::SO_BROADCAST) == 0
     {
@@ -478,7 +475,7 @@ fn go(fd: c_int, entry: Entry, to: SocketAddr, call: Call) -> Result<Decided, Er
     // IP_BIND_ADDRESS_NO_PORT binds an address without a port.
     let bound = address::of_kernel(fd).filter(|local| local.port() != 0 || !local.ip().is_unspecified());
     let question = match entry.kind {
-        Kind::OpenStream => {
+        SocketKind::OpenStream => {
             let mut question = Question::new(Call::Connect, NONE, 0);
             (question.local, question.remote) = (bound, Some(to));
             question.options = options_of(fd, entry);
@@ -498,7 +495,7 @@ fn go(fd: c_int, entry: Entry, to: SocketAddr, call: Call) -> Result<Decided, Er
         }
         Err(libc::EOPNOTSUPP) => {
             say(SocketDecision::Kernel("by loopback: an address of the stack"));
-            leave(fd, entry);
+            leave_to_kernel(fd, entry);
             let here = match to.ip() {
                 IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
                 IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
@@ -507,15 +504,15 @@ fn go(fd: c_int, entry: Entry, to: SocketAddr, call: Call) -> Result<Decided, Er
         }
         Err(libc::ENETUNREACH) => {
             say(SocketDecision::Kernel("the stack has no route"));
-            leave(fd, entry);
+            leave_to_kernel(fd, entry);
             Ok(Decided::Kernel)
         }
-        Err(error) => no_stack(name, fd, entry, to, error),
+        Err(error) => stack_error(name, fd, entry, to, error),
     }
 }
 
 /// Returns the result of `connect` for a requested session.
-pub(crate) fn connected(session: &Session) -> Result<(), Errno> {
+pub(crate) fn connect_result(session: &Session) -> Result<(), Errno> {
     if session.is_nonblocking() { Err(libc::EINPROGRESS) } else { wait_connected(session) }
 }
 
@@ -533,7 +530,7 @@ fn wait_connected(session: &Session) -> Result<(), Errno> {
         None if session.slot.state() == state::CONNECTING => Err(libc::ECONNRESET),
         None => {
             session.slot.wishes.told.fetch_or(wish::OPEN_TOLD, Ordering::AcqRel);
-            session.show_open();
+            session.wait_writable();
             Ok(())
         }
     }
@@ -550,7 +547,7 @@ pub(crate) fn connect_session(session: &Session, to: SocketAddr) -> Result<(), E
             // The failed session becomes an undecided socket again.
             let entry = reopen(session)?;
             match connect(session.fd, entry, to)? {
-                Decided::Session(session) => connected(&session),
+                Decided::Session(session) => connect_result(&session),
                 Decided::Kernel | Decided::Loopback(_) => Err(libc::ENETUNREACH),
             }
         }
@@ -583,8 +580,8 @@ pub(crate) fn reopen(session: &Session) -> Result<Entry, Errno> {
         // SAFETY: `on` lives until the call returns, and the length is its size.
         let _ = unsafe { sys::setsockopt(new, level, name, (&raw const on).cast(), size_of::<c_int>()) };
     }
-    stream_options::give_back(session.slot, new);
-    let _ = opened(new, family, libc::SOCK_STREAM, 0);
+    stream_options::set_on_kernel(session.slot, new);
+    let _ = note_socket(new, family, libc::SOCK_STREAM, 0);
     let mut entry = table::get(new).ok_or(libc::EMFILE)?;
     entry.generation = open::SHARED | open::SET;
     table::set(new, None);
@@ -595,6 +592,6 @@ pub(crate) fn reopen(session: &Session) -> Result<Entry, Errno> {
         }
     }
     let _ = sys::close(new);
-    link::look();
+    link::request_check();
     Ok(entry)
 }

@@ -86,7 +86,7 @@ impl Variable {
 /// # Safety
 /// `string` is a valid string that ends with a null.
 unsafe fn bytes<'a>(string: *const c_char) -> &'a [u8] {
-    // SAFETY: the caller guarantees a valid string that ends with a null.
+    // SAFETY: the caller guarantees that `string` points to bytes that end with a null.
     unsafe { CStr::from_ptr(string) }.to_bytes()
 }
 
@@ -100,7 +100,8 @@ unsafe fn list(environment: *const *mut c_char) -> impl Iterator<Item = *mut c_c
         if at.is_null() {
             return None;
         }
-        // SAFETY: the list continues at `at`, since no null was read yet, as the caller guarantees.
+        // SAFETY: the caller guarantees a list that ends with a null, and no null was read yet, so `at` points to an
+        // entry.
         let variable = unsafe { *at };
         if variable.is_null() {
             at = ptr::null();
@@ -125,7 +126,7 @@ pub(crate) unsafe fn read(environment: *const *mut c_char) -> bool {
             OURS[found].set(variable);
         }
     }
-    !stack().is_empty()
+    !stack_path().is_empty()
 }
 
 fn value(which: usize) -> &'static [u8] {
@@ -133,12 +134,12 @@ fn value(which: usize) -> &'static [u8] {
 }
 
 /// Returns the path of the stack's socket, or an empty string without a stack.
-pub(crate) fn stack() -> &'static [u8] {
+pub(crate) fn stack_path() -> &'static [u8] {
     value(STACK)
 }
 
 /// Returns the rules that select sockets for the stack. An empty string selects all sockets.
-pub(crate) fn only() -> &'static [u8] {
+pub(crate) fn stack_rules() -> &'static [u8] {
     value(ONLY)
 }
 
@@ -153,7 +154,7 @@ pub(crate) fn exits_on_loss() -> bool {
 }
 
 /// Returns whether the library prints each decision.
-pub(crate) fn explains() -> bool {
+pub(crate) fn prints_decisions() -> bool {
     value(EXPLAIN) == b"1"
 }
 
@@ -209,12 +210,12 @@ struct Room {
 ///
 /// # Safety
 /// `given` is null, or a list of strings that ends with a null.
-pub(crate) unsafe fn with_ours<T>(
+pub(crate) unsafe fn with_our_variables<T>(
     given: *const *const c_char,
     execute: impl FnOnce(*const *const c_char) -> T,
 ) -> Result<T, Errno> {
     // SAFETY: the caller guarantees that `given` is null or a list of strings that ends with a null.
-    if stack().is_empty() || unsafe { has_ours(given) } {
+    if stack_path().is_empty() || unsafe { has_our_variables(given) } {
         return Ok(execute(given));
     }
     // SAFETY: the caller guarantees that `given` is null or a list of strings that ends with a null.
@@ -225,14 +226,14 @@ pub(crate) unsafe fn with_ours<T>(
     if count <= FEW && preload_len <= LONGEST {
         let mut room = Room { list: [ptr::null_mut(); FEW], preload: [0; LONGEST] };
         // SAFETY: `room` has space for `count` entries, which include a null, and for the libraries. The caller
-        // guarantees `given`.
+        // guarantees that `given` is null or a list of strings that ends with a null.
         unsafe { write(given, room.list.as_mut_ptr(), room.preload.as_mut_ptr()) };
         return Ok(execute(room.list.as_ptr().cast()));
     }
     let list_len = count * size_of::<*mut c_char>();
     let mapped = sys::map(-1, list_len + preload_len, true)?;
-    // SAFETY: the mapping has space for `count` entries and for the libraries behind them. The caller guarantees
-    // `given`.
+    // SAFETY: the mapping has space for `count` entries and for the libraries behind them. The caller guarantees that
+    // `given` is null or a list of strings that ends with a null.
     unsafe { write(given, mapped.cast(), mapped.add(list_len)) };
     let result = execute(mapped.cast::<*const c_char>());
     sys::unmap(mapped, list_len + preload_len);
@@ -263,7 +264,7 @@ fn has_library(preloaded: &[u8]) -> bool {
 ///
 /// # Safety
 /// `given` is null, or a list of strings that ends with a null.
-unsafe fn has_ours(given: *const *const c_char) -> bool {
+unsafe fn has_our_variables(given: *const *const c_char) -> bool {
     let has = |ours: &Variable, name: &[u8]| {
         // SAFETY: the caller guarantees that `given` is null or a list of strings that ends with a null.
         let mut variables = unsafe { list(given.cast()) }.map(|variable| unsafe { bytes(variable) });
@@ -283,7 +284,7 @@ unsafe fn has_ours(given: *const *const c_char) -> bool {
 /// Writes an environment to `to`: the variables of `given` without ours, then ours. Writes `LD_PRELOAD` to `preload`.
 ///
 /// # Safety
-/// `given` is valid as for [`with_ours`]. `to` has space for all variables and a null, and is filled with nulls.
+/// `given` is valid as for [`with_our_variables`]. `to` has space for all variables and a null, and is filled with nulls.
 /// `preload` has space for the libraries.
 unsafe fn write(given: *const *const c_char, to: *mut *mut c_char, preload: *mut u8) {
     // SAFETY: the caller guarantees that `given` is null or a list of strings that ends with a null.
@@ -298,7 +299,7 @@ unsafe fn write(given: *const *const c_char, to: *mut *mut c_char, preload: *mut
     // SAFETY: the caller guarantees that `given` is null or a list of strings that ends with a null.
     let variables = unsafe { list(given.cast()) }.filter(|variable| !is_ours(variable));
     for (at, variable) in variables.chain(ours).chain([preload.cast::<c_char>()]).enumerate() {
-        // SAFETY: the caller guarantees that `to` has space for all variables.
+        // SAFETY: the caller guarantees that `to` has space for all variables and a null.
         unsafe { to.add(at).write(variable) };
     }
     let theirs = theirs.filter(|theirs| !theirs.is_empty());
@@ -307,7 +308,7 @@ unsafe fn write(given: *const *const c_char, to: *mut *mut c_char, preload: *mut
         Some(_) => (library(), b":"),
         None => (library(), b""),
     };
-    // SAFETY: the caller guarantees that `preload` has space for the libraries.
+    // SAFETY: the caller guarantees that `preload` has space for all libraries and a null.
     unsafe { join(preload, &[PRELOAD, library, separator, theirs.unwrap_or_default()]) };
 }
 
@@ -338,7 +339,7 @@ pub(crate) fn search_path() -> &'static [u8] {
 }
 
 /// Restores our variables in the program's own environment, which libc's `system` and `popen` use.
-pub(crate) fn repair() {
+pub(crate) fn restore_variables() {
     unsafe extern "C" {
         static environ: *const *const c_char;
         fn setenv(name: *const c_char, value: *const c_char, overwrite: c_int) -> c_int;
@@ -361,8 +362,8 @@ pub(crate) fn repair() {
     };
     // SAFETY: libc keeps `environ` valid: it is null or a list of strings that ends with a null.
     unsafe {
-        if !stack().is_empty() && !has_ours(environ) {
-            let _ = with_ours(environ, set);
+        if !stack_path().is_empty() && !has_our_variables(environ) {
+            let _ = with_our_variables(environ, set);
         }
     }
 }
@@ -387,7 +388,7 @@ mod tests {
                 .collect()
         };
         // SAFETY: `list` ends with a null, and its strings live until the call returns.
-        unsafe { with_ours(list.as_ptr(), read) }.unwrap()
+        unsafe { with_our_variables(list.as_ptr(), read) }.unwrap()
     }
 
     #[test]

@@ -7,7 +7,7 @@ use core::net::SocketAddr;
 use crate::environment;
 use crate::report;
 use crate::sys;
-use crate::table::Kind;
+use crate::table::SocketKind;
 
 /// Maximum length of a line in bytes.
 const LONGEST: usize = 256;
@@ -40,9 +40,9 @@ impl Write for Line {
 }
 
 impl Line {
-    fn new(pid: u32, call: &str, kind: Kind, address: SocketAddr, goes: SocketDecision) -> Self {
+    fn new(pid: u32, call: &str, kind: SocketKind, address: SocketAddr, goes: SocketDecision) -> Self {
         let mut line = Self { bytes: [0; LONGEST], len: 0 };
-        let protocol = if kind == Kind::OpenDatagrams { "udp" } else { "tcp" };
+        let protocol = if kind == SocketKind::OpenDatagrams { "udp" } else { "tcp" };
         let _ = write!(line, "offcore[{pid}]: {call} {protocol} {address}: ");
         let _ = match goes {
             SocketDecision::Stack => line.write_str("stack\n"),
@@ -59,8 +59,8 @@ impl Line {
 }
 
 /// Prints the decision on a socket, if `-v` was given.
-pub(crate) fn say(call: &str, kind: Kind, address: SocketAddr, goes: SocketDecision) {
-    if environment::explains() {
+pub(crate) fn say(call: &str, kind: SocketKind, address: SocketAddr, goes: SocketDecision) {
+    if environment::prints_decisions() {
         report::print(&[Line::new(sys::pid(), call, kind, address, goes).as_bytes()]);
     }
 }
@@ -75,7 +75,7 @@ mod tests {
             let line = Line::new(7, "connect", kind, address.parse().unwrap(), goes);
             String::from_utf8(line.as_bytes().to_vec()).unwrap()
         };
-        let (tcp, udp) = (Kind::OpenStream, Kind::OpenDatagrams);
+        let (tcp, udp) = (SocketKind::OpenStream, SocketKind::OpenDatagrams);
         assert_eq!(
             line(tcp, "10.0.0.1:80", SocketDecision::Stack),
             "offcore[7]: connect tcp 10.0.0.1:80: stack\n"

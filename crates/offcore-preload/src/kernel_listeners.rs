@@ -10,31 +10,35 @@ use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize
 use offcore_session::slot::Slot;
 
 use crate::sys::{self, Errno};
-use crate::table::{self, Entry, Kind};
+use crate::table::{self, Entry, SocketKind};
 
 /// Maximum number of listeners of an application. The stack has the same limit.
 const MOST: usize = 256;
 
 /// A listener and its kernel socket.
-pub(crate) struct Kept {
+pub(crate) struct KernelListener {
     /// The listener's table entry as a word, or 0 if unused.
     entry: AtomicU64,
     pub(crate) kernel: AtomicI32,
     slot: AtomicPtr<Slot>,
 }
 
-static KEPT: [Kept; MOST] = [const {
-    Kept { entry: AtomicU64::new(0), kernel: AtomicI32::new(-1), slot: AtomicPtr::new(ptr::null_mut()) }
+static KEPT: [KernelListener; MOST] = [const {
+    KernelListener {
+        entry: AtomicU64::new(0),
+        kernel: AtomicI32::new(-1),
+        slot: AtomicPtr::new(ptr::null_mut()),
+    }
 }; MOST];
 /// Number of places that were ever in use.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
-pub(crate) fn all() -> impl Iterator<Item = &'static Kept> {
+pub(crate) fn all() -> impl Iterator<Item = &'static KernelListener> {
     let used = USED.load(Ordering::Acquire);
     KEPT[..used].iter().filter(|kept| kept.kernel.load(Ordering::Relaxed) >= 0)
 }
 
-pub(crate) fn find(entry: Entry) -> Option<&'static Kept> {
+pub(crate) fn find(entry: Entry) -> Option<&'static KernelListener> {
     all().find(|kept| kept.entry.load(Ordering::Relaxed) == entry.to_word())
 }
 
@@ -52,19 +56,19 @@ pub(crate) fn keep(entry: Entry, slot: &'static Slot, kernel: c_int) {
         let _ = sys::close(kernel);
         return;
     };
-    KEPT[place].know(entry, slot);
+    KEPT[place].store_entry(entry, slot);
     USED.fetch_max(place + 1, Ordering::AcqRel);
 }
 
-impl Kept {
+impl KernelListener {
     /// Replaces the table entry of all descriptors of a dead stack's listener, and returns the new entry.
-    pub(crate) fn rename(&self) -> Option<Entry> {
+    pub(crate) fn replace_entry(&self) -> Option<Entry> {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let entry = self.entry()?;
-        if entry.kind == Kind::Dead {
+        if entry.kind == SocketKind::Dead {
             return Some(entry);
         }
-        let new = Entry { kind: Kind::Dead, place: NEXT.fetch_add(1, Ordering::Relaxed), ..entry };
+        let new = Entry { kind: SocketKind::Dead, place: NEXT.fetch_add(1, Ordering::Relaxed), ..entry };
         self.entry.store(new.to_word(), Ordering::Release);
         for (fd, _) in table::all(table::DESCRIPTORS).filter(|(_, other)| *other == entry) {
             table::set(fd, Some(new));
@@ -73,7 +77,7 @@ impl Kept {
     }
 
     /// Stores the listener's entry and slot.
-    pub(crate) fn know(&self, entry: Entry, slot: &'static Slot) {
+    pub(crate) fn store_entry(&self, entry: Entry, slot: &'static Slot) {
         self.slot.store(ptr::from_ref(slot).cast_mut(), Ordering::Relaxed);
         self.entry.store(entry.to_word(), Ordering::Release);
     }
@@ -96,7 +100,7 @@ pub(crate) fn is_kept(entry: Entry) -> bool {
 }
 
 /// Closes the kernel socket after the listener's last descriptor was closed.
-pub(crate) fn closed(entry: Entry) {
+pub(crate) fn close_kept(entry: Entry) {
     if let Some(kept) = find(entry)
         && !table::all(table::DESCRIPTORS).any(|(_, other)| other == entry)
     {
@@ -126,8 +130,8 @@ pub(crate) fn move_away(fd: c_int, to: impl FnOnce() -> Result<c_int, Errno>) ->
 }
 
 /// Renames all listeners, because a new stack may use the same names for other sessions.
-pub(crate) fn forget_names() {
+pub(crate) fn rename_all() {
     for kept in all() {
-        let _ = kept.rename();
+        let _ = kept.replace_entry();
     }
 }

@@ -4,7 +4,7 @@
 //! the stack must be able to distinguish them. The page that identifies the process is therefore zero in a child, and
 //! the child requests its own socket over the inherited one. This works even if the child can no longer connect, for
 //! example after a change of user or root. It does not work in a sandbox, so a child with sessions is linked at once
-//! ([`forked`]).
+//! ([`link_child`]).
 
 mod exchange;
 
@@ -24,9 +24,9 @@ use crate::lost;
 use crate::report;
 use crate::step::{Failed, Step};
 use crate::sys::{self, Errno};
-use crate::table::{self, Entry, Kind};
-use exchange::Received;
-pub(crate) use exchange::{far, receive, rights};
+use crate::table::{self, Entry, SocketKind};
+use exchange::Greeting;
+pub(crate) use exchange::{duplicate_high, receive, rights};
 
 /// Maximum number of segments of an application.
 const MOST: usize = 64;
@@ -127,13 +127,13 @@ pub(crate) fn owner() -> u32 {
 
 #[cold]
 fn link_late() -> u32 {
-    let _ = ensure();
+    let _ = ensure_linked();
     let linked = own().map_or(0, |own| own.owner.load(Ordering::Relaxed));
     if linked != 0 { linked } else { u32::MAX >> 1 }
 }
 
 /// Returns whether the holder of a lock is alive.
-pub(crate) fn lives(owner: Owner) -> bool {
+pub(crate) fn is_holder_alive(owner: Owner) -> bool {
     // SAFETY: the pointer is null, or points to pages that are never unmapped and consist of atomics.
     unsafe { PROCESSES.load(Ordering::Acquire).as_ref() }.is_some_and(|processes| processes.lives(owner))
 }
@@ -183,8 +183,8 @@ pub(crate) fn next_own(first: c_uint) -> Option<c_uint> {
 pub(crate) fn move_away(fd: c_int) -> bool {
     let Some(own) = own() else { return false };
     let _signals = sys::Blocked::new();
-    let _lock = Held::new(&own.lock);
-    let to = || far(fd);
+    let _lock = ProcessLock::new(&own.lock);
+    let to = || duplicate_high(fd);
     if let Some(moved) = kernel_listeners::move_away(fd, to) {
         return moved;
     }
@@ -211,7 +211,7 @@ pub(crate) fn mark(number: u32) {
 }
 
 /// Makes the stack check its sockets.
-pub(crate) fn look() {
+pub(crate) fn request_check() {
     let Some(control) = control() else { return };
     control.look();
     if control.ring() {
@@ -223,13 +223,13 @@ pub(crate) fn look() {
 ///
 /// # Errors
 /// `ENETDOWN` if the stack cannot be reached. Other errors mean that the process lacks descriptors or memory.
-pub(crate) fn ensure() -> Result<(), Errno> {
+pub(crate) fn ensure_linked() -> Result<(), Errno> {
     let own = own().ok_or(libc::ENETDOWN)?;
     if own.owner.load(Ordering::Acquire) != 0 {
         return Ok(());
     }
     let _signals = sys::Blocked::new();
-    let _lock = Held::new(&own.lock);
+    let _lock = ProcessLock::new(&own.lock);
     if own.owner.load(Ordering::Acquire) != 0 {
         return Ok(());
     }
@@ -248,7 +248,7 @@ pub(crate) fn ensure() -> Result<(), Errno> {
 /// Returns the step that failed, and its errno.
 pub(crate) fn renew() -> Result<(), (Step, Errno)> {
     let own = own().ok_or((Step::Page, libc::ENOMEM))?;
-    let _lock = Held::new(&own.lock);
+    let _lock = ProcessLock::new(&own.lock);
     let socket = SOCKET.load(Ordering::Relaxed);
     if own.owner.load(Ordering::Acquire) != 0 {
         if !sys::has_hung_up(socket) {
@@ -276,22 +276,22 @@ fn link(own: &Own) -> Result<(), Failed> {
         if inherited >= 0 { exchange::fork(inherited) } else { Err(Step::Message.failed(libc::EBADF)) };
     // If the parent's stack is gone, another one may be available.
     let (socket, received) = welcome.or_else(|_| exchange::connect())?;
-    take(own, socket, received, inherited).map_err(|error| Step::Message.failed(error))
+    apply_welcome(own, socket, received, inherited).map_err(|error| Step::Message.failed(error))
 }
 
 /// Links a child whose parent is linked and has sessions. Without sessions, the child may never need the stack.
-pub(crate) fn forked() {
+pub(crate) fn link_child() {
     if is_linked()
         && table::all(table::DESCRIPTORS)
-            .any(|(_, entry)| matches!(entry.kind, Kind::Stream | Kind::Datagrams))
+            .any(|(_, entry)| matches!(entry.kind, SocketKind::Stream | SocketKind::Datagrams))
     {
-        let _ = ensure();
+        let _ = ensure_linked();
     }
 }
 
 /// Processes the welcome message of the stack.
-fn take(own: &Own, socket: c_int, received: Received, inherited: c_int) -> Result<(), Errno> {
-    let Received { welcome, descriptors, .. } = received;
+fn apply_welcome(own: &Own, socket: c_int, received: Greeting, inherited: c_int) -> Result<(), Errno> {
+    let Greeting { welcome, descriptors, .. } = received;
     let [control, processes, event, segments @ ..] = descriptors.as_slice() else {
         descriptors.close();
         let _ = sys::close(socket);
@@ -311,7 +311,7 @@ fn take(own: &Own, socket: c_int, received: Received, inherited: c_int) -> Resul
         CONTROL.store(control.cast(), Ordering::Release);
         PROCESSES.store(processes.cast(), Ordering::Release);
         map_segments(0, segments);
-        let moved = exchange::away(*event)?;
+        let moved = exchange::duplicate_high_or_any(*event)?;
         let old = EVENT.swap(moved, Ordering::AcqRel);
         if old >= 0 {
             let _ = sys::close(old);
@@ -325,7 +325,7 @@ fn take(own: &Own, socket: c_int, received: Received, inherited: c_int) -> Resul
     environment::set_key(&welcome.key);
     let moved = match inherited {
         0.. => exchange::replace(socket, inherited)?,
-        _ => exchange::away(socket)?,
+        _ => exchange::duplicate_high_or_any(socket)?,
     };
     let _ = sys::close(socket);
     SOCKET.store(moved, Ordering::Release);
@@ -336,14 +336,14 @@ fn take(own: &Own, socket: c_int, received: Received, inherited: c_int) -> Resul
 
 /// Marks the sessions of a stack that is gone. Their descriptors remain sockets whose peers are closed.
 fn forget_sessions() {
-    kernel_listeners::forget_names();
+    kernel_listeners::rename_all();
     for (fd, entry) in table::all(table::DESCRIPTORS) {
         let slot =
-            entry.slot().filter(|_| entry.kind == Kind::Datagrams).and_then(|place| Mapped.slot(place));
+            entry.slot().filter(|_| entry.kind == SocketKind::Datagrams).and_then(|place| Mapped.slot(place));
         match (entry.kind, slot) {
-            (Kind::Datagrams, Some(slot)) => drop(lose(fd, entry, slot)),
-            (Kind::Stream | Kind::Datagrams, _) => {
-                table::set(fd, Some(Entry { kind: Kind::Dead, ..entry }));
+            (SocketKind::Datagrams, Some(slot)) => drop(mark_lost(fd, entry, slot)),
+            (SocketKind::Stream | SocketKind::Datagrams, _) => {
+                table::set(fd, Some(Entry { kind: SocketKind::Dead, ..entry }));
             }
             _ => {}
         }
@@ -354,8 +354,8 @@ fn forget_sessions() {
 }
 
 /// Marks a datagram socket whose stack is gone. Returns its new entry.
-pub(crate) fn lose(fd: c_int, entry: Entry, slot: &'static Slot) -> Entry {
-    lost::keep(fd, entry, slot, INSTANCE.load(Ordering::Relaxed))
+pub(crate) fn mark_lost(fd: c_int, entry: Entry, slot: &'static Slot) -> Entry {
+    lost::store_slot(fd, entry, slot, INSTANCE.load(Ordering::Relaxed))
 }
 
 /// Maps segments that are not mapped, starting at number `first`.
@@ -407,12 +407,12 @@ pub(crate) fn ask(
     let mut last = libc::ENETDOWN;
     // The second attempt finds a stack that was restarted.
     for _ in 0..2 {
-        ensure()?;
+        ensure_linked()?;
         let own = own().ok_or(libc::ENETDOWN)?;
         let _signals = sys::Blocked::new();
-        let _lock = Held::new(&own.lock);
+        let _lock = ProcessLock::new(&own.lock);
         let socket = SOCKET.load(Ordering::Relaxed);
-        match exchange::ask(socket, question, descriptors, look) {
+        match exchange::ask(socket, question, descriptors, request_check) {
             Ok((answer, received)) if answer.error == 0 => return Ok((answer, received)),
             Ok((answer, received)) => {
                 received.close();
@@ -455,19 +455,19 @@ fn peer_of(fd: c_int) -> Option<libc::ucred> {
 }
 
 /// Acquires the lock of the epoll registrations.
-pub(crate) fn registrations() -> Option<Held<'static>> {
-    own().map(|own| Held::new(&own.registrations))
+pub(crate) fn registrations() -> Option<ProcessLock<'static>> {
+    own().map(|own| ProcessLock::new(&own.registrations))
 }
 
 /// Acquires the lock for listeners that move to a new stack.
-pub(crate) fn listeners() -> Option<Held<'static>> {
-    own().map(|own| Held::new(&own.listeners))
+pub(crate) fn listeners() -> Option<ProcessLock<'static>> {
+    own().map(|own| ProcessLock::new(&own.listeners))
 }
 
 /// A lock between the threads of one process. It is always free in a new child.
-pub(crate) struct Held<'a>(&'a AtomicU32);
+pub(crate) struct ProcessLock<'a>(&'a AtomicU32);
 
-impl<'a> Held<'a> {
+impl<'a> ProcessLock<'a> {
     fn new(word: &'a AtomicU32) -> Self {
         while word.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
             sys::futex_wait(word.as_ptr(), 1);
@@ -476,7 +476,7 @@ impl<'a> Held<'a> {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for ProcessLock<'_> {
     fn drop(&mut self) {
         self.0.store(0, Ordering::Release);
         sys::futex_wake(self.0.as_ptr());

@@ -12,16 +12,16 @@ use core::ffi::c_int;
 use core::sync::atomic::Ordering;
 
 use crate::address;
-use crate::decide;
+use crate::decide::{self, StackEnd};
 use crate::environment;
-use crate::kernel_listeners::{self, Kept};
+use crate::kernel_listeners::{self, KernelListener};
 use crate::link;
 use crate::polled;
 use crate::report;
 use crate::session::{self, Session, Target};
 use crate::step::Step;
 use crate::sys::{self, Errno};
-use crate::table::{self, Entry, Kind};
+use crate::table::{self, Entry, SocketKind};
 
 /// Milliseconds between two attempts to reach a stack.
 pub(crate) const LOOK: u64 = 200;
@@ -57,7 +57,7 @@ pub(crate) fn make_again(fd: c_int) -> Result<(), Errno> {
 /// Ends the program if `--on-loss exit` was given.
 pub(crate) fn exit_on_loss() {
     if environment::exits_on_loss() {
-        report::lost();
+        report::report_exit();
         sys::exit(1);
     }
 }
@@ -94,11 +94,11 @@ fn make(fd: c_int) -> Result<Made, Errno> {
     }
     let Some(kept) = kernel_listeners::find(entry) else {
         report::no_listener();
-        sys::nap(20);
+        sys::poll_sleep(20);
         return Err(libc::EMFILE);
     };
     // The new stack may use the old name for another session.
-    let entry = kept.rename().unwrap_or(entry);
+    let entry = kept.replace_entry().unwrap_or(entry);
     let made = match there {
         Ok(()) => decide::listen_again(kept.kernel.load(Ordering::Relaxed), entry.v6),
         Err((Step::Connect | Step::Welcome, error @ (libc::EACCES | libc::EPROTO))) => {
@@ -107,13 +107,13 @@ fn make(fd: c_int) -> Result<Made, Errno> {
         Err(_) => Err(libc::ENETDOWN),
     };
     match made {
-        Ok((found, end)) => {
-            let session =
-                replace(fd, entry, end, Entry::session(Kind::Stream, entry.v6, found)).ok_or(libc::EIO)?;
+        Ok(StackEnd { place, fd: end }) => {
+            let session = replace(fd, entry, end, Entry::session(SocketKind::Stream, entry.v6, place))
+                .ok_or(libc::EIO)?;
             if let Some(old) = kept.slot() {
-                decide::inherit(&session, old);
+                decide::copy_options(&session, old);
             }
-            kept.know(session.entry, session.slot);
+            kept.store_entry(session.entry, session.slot);
             Ok(Made::There)
         }
         Err(error @ (libc::EADDRINUSE | libc::EADDRNOTAVAIL | libc::EACCES | libc::EOPNOTSUPP)) => {
@@ -127,7 +127,7 @@ fn make(fd: c_int) -> Result<Made, Errno> {
 }
 
 /// Returns the port of a listener's kernel socket.
-fn port_of(kept: &Kept) -> u16 {
+fn port_of(kept: &KernelListener) -> u16 {
     address::of_kernel(kept.kernel.load(Ordering::Relaxed)).map_or(0, |local| local.port())
 }
 

@@ -23,12 +23,12 @@ const SPINS: u32 = 200;
 const STACK_WAITS: u32 = 500;
 
 /// A lock that is held until this value is dropped.
-pub(crate) struct Held<'a> {
+pub(crate) struct SlotLock<'a> {
     word: &'a AtomicU64,
     nested: bool,
 }
 
-impl<'a> Held<'a> {
+impl<'a> SlotLock<'a> {
     /// Waits for the lock.
     #[inline]
     pub(crate) fn new(word: &'a AtomicU64) -> Self {
@@ -43,17 +43,17 @@ impl<'a> Held<'a> {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for SlotLock<'_> {
     #[inline]
     fn drop(&mut self) {
         if !self.nested && self.word.swap(0, Ordering::Release) & CONTENDED != 0 {
-            sys::futex_wake(low(self.word));
+            sys::futex_wake(futex_word(self.word));
         }
     }
 }
 
 /// Returns the half of the word that the futex uses.
-fn low(word: &AtomicU64) -> *const u32 {
+fn futex_word(word: &AtomicU64) -> *const u32 {
     word.as_ptr().cast()
 }
 
@@ -64,13 +64,13 @@ fn wait(word: &AtomicU64, me: u64) -> bool {
     for spin in 0u32.. {
         let found = word.load(Ordering::Relaxed);
         let holder = Owner::from_word(found as u32 >> 1);
-        if found & !CONTENDED == me && holder.is_some_and(link::lives) {
+        if found & !CONTENDED == me && holder.is_some_and(link::is_holder_alive) {
             return false;
         }
         let lives = holder.is_some_and(|holder| match holder {
             // The stack may have died with the lock held, and the pages do not report that.
             Owner::STACK => spin < SPINS + STACK_WAITS,
-            holder => link::lives(holder),
+            holder => link::is_holder_alive(holder),
         });
         let gone = found != 0 && spin >= SPINS && !lives;
         if found == 0 || gone {
@@ -90,7 +90,7 @@ fn wait(word: &AtomicU64, me: u64) -> bool {
         if found == waited
             || word.compare_exchange(found, waited, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         {
-            sys::futex_wait(low(word), waited as u32);
+            sys::futex_wait(futex_word(word), waited as u32);
         }
     }
     true

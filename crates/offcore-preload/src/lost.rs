@@ -10,7 +10,7 @@ use offcore_session::control::SESSIONS;
 use offcore_session::slot::{Slot, wish};
 
 use crate::sys;
-use crate::table::{self, Entry, GENERATION, Kind};
+use crate::table::{self, Entry, GENERATION, SocketKind};
 
 /// A slot, and the application instance that owned it.
 struct Place {
@@ -37,11 +37,12 @@ fn map() {
 }
 
 /// Stores the slot of a socket, and gives its descriptors (`fd` and its duplicates) a new entry.
-pub(crate) fn keep(fd: c_int, entry: Entry, slot: &'static Slot, instance: u64) -> Entry {
+pub(crate) fn store_slot(fd: c_int, entry: Entry, slot: &'static Slot, instance: u64) -> Entry {
     map();
     let number = slot.identity.number.load(Ordering::Relaxed);
     let Some(place) = place(number) else { return entry };
-    let new = Entry { kind: Kind::Lost, generation: instance as u32 & GENERATION, place: number, ..entry };
+    let new =
+        Entry { kind: SocketKind::Lost, generation: instance as u32 & GENERATION, place: number, ..entry };
     if place.instance.swap(instance, Ordering::Relaxed) != instance {
         store_timeouts(fd, slot);
     }

@@ -65,9 +65,21 @@ pub(crate) const MEMBERSHIPS: [(c_int, c_int, Change); 8] = [
     (libc::IPPROTO_IPV6, MCAST_LEAVE_GROUP, Change::Leave),
 ];
 
-/// Returns the effect of an option on memberships, or `None` for other options.
-pub(crate) fn change(level: c_int, name: c_int) -> Option<Change> {
-    MEMBERSHIPS.iter().find(|(l, n, _)| (*l, *n) == (level, name)).map(|(.., change)| *change)
+/// An option on memberships with the value that the program passes.
+pub(crate) struct MembershipOption {
+    level: c_int,
+    name: c_int,
+    pub(crate) change: Change,
+    value: *const c_void,
+    len: socklen_t,
+}
+
+impl MembershipOption {
+    /// Returns `None` for other options. `value` is null, or refers to `len` bytes.
+    pub(crate) fn of(level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> Option<Self> {
+        let found = MEMBERSHIPS.iter().find(|(l, n, _)| (*l, *n) == (level, name));
+        found.map(|(.., change)| Self { level, name, change: *change, value, len })
+    }
 }
 
 fn ip(address: libc::in_addr) -> Ipv4Addr {
@@ -81,13 +93,9 @@ impl Group {
     /// The same as on Linux.
     ///
     /// # Safety
-    /// `value` is null, or valid for reads of `len` bytes.
-    pub(crate) unsafe fn of(
-        level: c_int,
-        name: c_int,
-        value: *const c_void,
-        len: socklen_t,
-    ) -> Result<Self, Errno> {
+    /// The option's `value` is null, or valid for reads of `len` bytes.
+    pub(crate) unsafe fn of(option: &MembershipOption) -> Result<Self, Errno> {
+        let &MembershipOption { level, name, value, len, .. } = option;
         // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes. All types are structures of
         // integers.
         let read = unsafe {
@@ -160,19 +168,14 @@ unsafe fn read_interface(value: *const c_void, len: socklen_t) -> Result<(Ipv4Ad
 /// The same as on Linux.
 ///
 /// # Safety
-/// `value` is null, or valid for reads of `len` bytes.
-pub(crate) unsafe fn set(
-    session: &Session,
-    change: Change,
-    (level, name): (c_int, c_int),
-    value: *const c_void,
-    len: socklen_t,
-) -> Result<(), Errno> {
-    if level == libc::IPPROTO_IPV6 && !session.entry.v6 {
+/// The option's `value` is null, or valid for reads of `len` bytes.
+pub(crate) unsafe fn set(session: &Session, option: &MembershipOption) -> Result<(), Errno> {
+    let change = option.change;
+    if option.level == libc::IPPROTO_IPV6 && !session.entry.v6 {
         return Err(libc::ENOPROTOOPT);
     }
     // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
-    let group = unsafe { Group::of(level, name, value, len) }?;
+    let group = unsafe { Group::of(option) }?;
     let number = session.slot.identity.number.load(Ordering::Relaxed);
     group.ask(number, if change == Change::Join { Membership::Join } else { Membership::Leave })?;
     let number = number_of(session.slot).unwrap_or_else(|| {
@@ -180,21 +183,21 @@ pub(crate) unsafe fn set(
         session.slot.kept.set(kept_name(NUMBER.0, NUMBER.1), new);
         new
     });
-    hold(|known| known.note(number, change, group));
+    with_lock(|known| known.note(number, change, group));
     Ok(())
 }
 
 /// Records a change of the memberships of an undecided socket.
 pub(crate) fn note(entry: Entry, change: Change, group: Group) {
-    hold(|known| known.note(entry.place, change, group));
+    with_lock(|known| known.note(entry.place, change, group));
 }
 
 /// Stores a group that an undecided socket joins when it becomes a session.
 ///
 /// # Errors
 /// `EADDRINUSE` if the group is already stored.
-pub(crate) fn join_later(entry: Entry, group: Group) -> Result<(), Errno> {
-    hold(|known| {
+pub(crate) fn store_group(entry: Entry, group: Group) -> Result<(), Errno> {
+    with_lock(|known| {
         if known.find(entry.place, |stored| stored.group == group).is_some() {
             return Err(libc::EADDRINUSE);
         }
@@ -204,27 +207,27 @@ pub(crate) fn join_later(entry: Entry, group: Group) -> Result<(), Errno> {
 }
 
 /// Returns whether an undecided socket has groups that the kernel cannot join and that it joins later.
-pub(crate) fn joins_later(entry: Entry) -> bool {
-    hold(|known| known.list.iter().any(|stored| stored.number == entry.place && stored.later))
+pub(crate) fn has_stored_groups(entry: Entry) -> bool {
+    with_lock(|known| known.list.iter().any(|stored| stored.number == entry.place && stored.later))
 }
 
 /// Removes a group from the groups that an undecided socket joins later. Returns `false` if it is not among them.
 pub(crate) fn leave(entry: Entry, group: Group) -> bool {
-    hold(|known| known.leave(entry.place, group, |stored| stored.later))
+    with_lock(|known| known.leave(entry.place, group, |stored| stored.later))
 }
 
 /// Joins the groups of an undecided socket that has become a session.
-pub(crate) fn carry(entry: Entry, session: &Session) {
-    if hold(|known| known.list.iter().any(|stored| stored.number == entry.place)) {
+pub(crate) fn join_stored_groups(entry: Entry, session: &Session) {
+    if with_lock(|known| known.list.iter().any(|stored| stored.number == entry.place)) {
         session.slot.kept.set(kept_name(NUMBER.0, NUMBER.1), entry.place);
-        join_again(session);
+        rejoin_groups(session);
     }
 }
 
 /// Joins the groups of a socket on its present stack.
-pub(crate) fn join_again(session: &Session) {
+pub(crate) fn rejoin_groups(session: &Session) {
     let Some(number) = number_of(session.slot) else { return };
-    let all = hold(|known| known.list);
+    let all = with_lock(|known| known.list);
     for stored in all.iter().filter(|stored| stored.number == number) {
         // An interface of the kernel, or of the previous stack, may be missing.
         let _ = stored.group.ask(session.slot.identity.number.load(Ordering::Relaxed), Membership::Join);
@@ -236,7 +239,7 @@ fn number_of(slot: &Slot) -> Option<u32> {
 }
 
 /// Returns the interface that sends a session's datagrams to groups: its source address and index.
-pub(crate) fn sends_by(session: &Session, v6: bool) -> (Option<IpAddr>, u32) {
+pub(crate) fn sending_interface(session: &Session, v6: bool) -> (Option<IpAddr>, u32) {
     let kept = |(level, name)| session.slot.kept.get(kept_name(level, name)).unwrap_or(0);
     if v6 {
         return (None, kept((libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF)));
@@ -252,7 +255,7 @@ pub(crate) fn sends_by(session: &Session, v6: bool) -> (Option<IpAddr>, u32) {
 ///
 /// # Safety
 /// `value` is null, or valid for reads of `len` bytes.
-pub(crate) unsafe fn send_by(
+pub(crate) unsafe fn set_sending_interface(
     session: &Session,
     v6: bool,
     value: *const c_void,
@@ -272,7 +275,7 @@ pub(crate) unsafe fn send_by(
             false => read_interface(value, len).map(|(_, address, index)| (address, index))?,
         }
     };
-    if !is_there(v6, address, index) {
+    if !is_stack_interface(v6, address, index) {
         return Err(if v6 { libc::ENODEV } else { libc::EADDRNOTAVAIL });
     }
     let kept = &session.slot.kept;
@@ -290,14 +293,18 @@ pub(crate) unsafe fn send_by(
 /// Returns whether the stack has the interface that an option of a socket names.
 pub(crate) fn has_interface(level: c_int, name: c_int, value: c_int) -> bool {
     match (level, name) {
-        (libc::IPPROTO_IP, libc::IP_MULTICAST_IF) => is_there(false, Ipv4Addr::from(value.to_ne_bytes()), 0),
-        (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF) => is_there(true, Ipv4Addr::UNSPECIFIED, value as u32),
+        (libc::IPPROTO_IP, libc::IP_MULTICAST_IF) => {
+            is_stack_interface(false, Ipv4Addr::from(value.to_ne_bytes()), 0)
+        }
+        (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF) => {
+            is_stack_interface(true, Ipv4Addr::UNSPECIFIED, value as u32)
+        }
         _ => true,
     }
 }
 
 /// Returns whether the stack has an interface. An unspecified address without an index stands for any interface.
-fn is_there(v6: bool, address: Ipv4Addr, index: u32) -> bool {
+fn is_stack_interface(v6: bool, address: Ipv4Addr, index: u32) -> bool {
     let group = if v6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
     let none = address.is_unspecified() && index == 0;
     none || Group { group, index, address }.has_interface()
@@ -363,7 +370,7 @@ impl Known {
 }
 
 /// Calls `with` under the lock.
-fn hold<T>(with: impl FnOnce(&mut Known) -> T) -> T {
+fn with_lock<T>(with: impl FnOnce(&mut Known) -> T) -> T {
     let _signals = sys::Blocked::new();
     let _lock = link::registrations();
     // SAFETY: the lock is held. Without a lock, no socket is undecided, and nothing is stored.

@@ -16,7 +16,7 @@ use offcore_session::slot::{number, state, wish};
 use crate::datagram_options::{self, kept_name, read};
 use crate::datagrams;
 use crate::link;
-use crate::memberships;
+use crate::memberships::{self, MembershipOption};
 use crate::real;
 use crate::session::Session;
 use crate::stream_options;
@@ -54,11 +54,11 @@ unsafe fn give<T: Copy>(value: T, to: *mut c_void, len: *mut socklen_t) -> Resul
 /// # Safety
 /// The same as for [`give`].
 unsafe fn give_pacing_rate(rate: u64, to: *mut c_void, len: *mut socklen_t) -> Result<(), Errno> {
-    // SAFETY: `len` is null or valid, as the caller guarantees.
+    // SAFETY: `len` is null or points to a length, as the caller guarantees.
     match unsafe { len.as_ref() } {
-        // SAFETY: the caller guarantees the same for `to` and `len` as `give` requires.
+        // SAFETY: the caller guarantees that `to` or `len` is null, or that `to` has `*len` writable bytes.
         Some(&room) if room as i32 >= size_of::<u64>() as i32 => unsafe { give(rate, to, len) },
-        // SAFETY: the caller guarantees the same for `to` and `len` as `give` requires.
+        // SAFETY: the caller guarantees that `to` or `len` is null, or that `to` has `*len` writable bytes.
         _ => unsafe { give(rate.min(u32::MAX.into()) as u32, to, len) },
     }
 }
@@ -128,18 +128,18 @@ pub(crate) unsafe fn set(
             return Err(libc::EINVAL);
         }
         word.store(number as u32, Ordering::Relaxed);
-        if session.wants(wish::KEEP_ALIVE) {
+        if session.has_option_bit(wish::KEEP_ALIVE) {
             session.mark();
         }
         Ok(())
     };
     let is_bound = session.slot.state() == state::BOUND;
     match (level, name) {
-        (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => session.wish(wish::KEEP_ALIVE, number()? != 0),
+        (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => session.set_option_bits(wish::KEEP_ALIVE, number()? != 0),
         (libc::SOL_SOCKET, libc::SO_LINGER) => {
             // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
             let linger = unsafe { read::<libc::linger>(value, len) }?;
-            session.wish(wish::RESET, linger.l_onoff != 0 && linger.l_linger == 0);
+            session.set_option_bits(wish::RESET, linger.l_onoff != 0 && linger.l_linger == 0);
             let seconds = if linger.l_onoff != 0 { linger.l_linger.max(0) as u32 + 1 } else { 0 };
             set_linger(session, seconds);
         }
@@ -152,7 +152,7 @@ pub(crate) unsafe fn set(
         (libc::SOL_SOCKET, libc::SO_ZEROCOPY) if session.is_datagrams() => return Err(libc::EOPNOTSUPP),
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) if !session.is_datagrams() => {
             let on = number()? != 0;
-            session.wish(wish::NO_DELAY, on);
+            session.set_option_bits(wish::NO_DELAY, on);
             if on {
                 // As on Linux, each call with a value other than 0 pushes corked data.
                 session.slot.push();
@@ -223,15 +223,17 @@ unsafe fn set_of_datagrams(
     value: *const c_void,
     len: socklen_t,
 ) -> Result<(), Errno> {
-    if let Some(change) = memberships::change(level, name) {
+    if let Some(option) = MembershipOption::of(level, name, value, len) {
         // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
-        return unsafe { memberships::set(session, change, (level, name), value, len) };
+        return unsafe { memberships::set(session, &option) };
     }
     if let (libc::IPPROTO_IP, libc::IP_MULTICAST_IF) | (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF) =
         (level, name)
     {
         // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
-        return unsafe { memberships::send_by(session, level == libc::IPPROTO_IPV6, value, len) };
+        return unsafe {
+            memberships::set_sending_interface(session, level == libc::IPPROTO_IPV6, value, len)
+        };
     }
     // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
     unsafe { datagram_options::check(session.entry.v6, level, name, value, len) }?;
@@ -276,7 +278,7 @@ pub(crate) unsafe fn get(
     len: *mut socklen_t,
 ) -> Result<(), Errno> {
     let wishes = &session.slot.wishes;
-    let wants = |bit| c_int::from(session.wants(bit));
+    let wants = |bit| c_int::from(session.has_option_bit(bit));
     let kept = |word: &AtomicU32, usual: c_int| match word.load(Ordering::Relaxed) {
         0 => usual,
         kept => kept as c_int,
@@ -335,9 +337,11 @@ pub(crate) unsafe fn get(
         (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => kept(&wishes.keep_count, 9),
         (libc::IPPROTO_TCP, libc::TCP_INFO) if session.is_open() => {
             // SAFETY: the caller guarantees that `to` and `len` are null or that `to` has `*len` writable bytes.
-            return unsafe { give(info(session)?, to, len) };
+            return unsafe { give(tcp_info(session)?, to, len) };
         }
-        (libc::IPPROTO_TCP, libc::TCP_MAXSEG) if session.is_open() => info(session)?.tcpi_snd_mss as c_int,
+        (libc::IPPROTO_TCP, libc::TCP_MAXSEG) if session.is_open() => {
+            tcp_info(session)?.tcpi_snd_mss as c_int
+        }
         (libc::IPPROTO_TCP, libc::TCP_CONGESTION) if !session.is_datagrams() => {
             // SAFETY: the caller guarantees that `to` and `len` are null or that `to` has `*len` writable bytes.
             return unsafe { give(congestion_name(session), to, len) };
@@ -366,7 +370,7 @@ pub(crate) unsafe fn get(
 }
 
 /// Returns the fields of `TCP_INFO` that the stack provides.
-fn info(session: &Session) -> Result<libc::tcp_info, Errno> {
+fn tcp_info(session: &Session) -> Result<libc::tcp_info, Errno> {
     // SAFETY: the structure consists of integers, for which all zeros are valid.
     let mut info: libc::tcp_info = unsafe { mem::zeroed() };
     let number = session.slot.identity.number.load(Ordering::Relaxed);

@@ -15,7 +15,7 @@ use crate::kernel_listeners;
 use crate::link;
 use crate::real;
 use crate::sys;
-use crate::table::{self, Entry, Kind};
+use crate::table::{self, Entry, SocketKind};
 
 /// One descriptor in one epoll set.
 #[derive(Clone, Copy)]
@@ -156,7 +156,7 @@ impl Registrations {
 }
 
 /// Calls `with` under the lock.
-fn hold<T>(with: impl FnOnce(&mut Registrations) -> T) -> T {
+fn with_lock<T>(with: impl FnOnce(&mut Registrations) -> T) -> T {
     // A signal handler that closes a socket would deadlock on this lock.
     let _signals = sys::Blocked::new();
     let _lock = link::registrations();
@@ -166,7 +166,7 @@ fn hold<T>(with: impl FnOnce(&mut Registrations) -> T) -> T {
 
 /// Stores a successful `epoll_ctl` of an undecided socket. Returns `false` without memory.
 pub(crate) fn remember(epoll: c_int, operation: c_int, fd: c_int, event: Option<epoll_event>) -> bool {
-    hold(|registrations| match event {
+    with_lock(|registrations| match event {
         _ if operation == libc::EPOLL_CTL_DEL => {
             registrations.remove(fd, Some(epoll));
             true
@@ -178,9 +178,9 @@ pub(crate) fn remember(epoll: c_int, operation: c_int, fd: c_int, event: Option<
 
 /// Returns the event that is registered for an event of the program. It also reports errors of datagram sockets, unless
 /// the registration is exclusive, which does not permit that.
-pub(crate) fn with_errors(entry: Option<Entry>, mut event: epoll_event) -> epoll_event {
+pub(crate) fn event_with_errors(entry: Option<Entry>, mut event: epoll_event) -> epoll_event {
     let exclusive = event.events & libc::EPOLLEXCLUSIVE as u32 != 0;
-    if entry.is_some_and(|entry| entry.kind == Kind::Datagrams) && !exclusive {
+    if entry.is_some_and(|entry| entry.kind == SocketKind::Datagrams) && !exclusive {
         event.events |= libc::EPOLLPRI as u32;
     }
     event
@@ -188,7 +188,7 @@ pub(crate) fn with_errors(entry: Option<Entry>, mut event: epoll_event) -> epoll
 
 /// Returns a descriptor that is registered with `data` in an epoll set and for which `fits` returns true.
 pub(crate) fn find(epoll: c_int, data: u64, fits: impl Fn(c_int) -> bool) -> Option<c_int> {
-    hold(|registrations| {
+    with_lock(|registrations| {
         let used = registrations.used as usize + 1;
         let mut all = registrations.list.elements().iter().take(used);
         all.find(|known| known.epoll == epoll && { known.event.u64 } == data && fits(known.fd))
@@ -198,17 +198,19 @@ pub(crate) fn find(epoll: c_int, data: u64, fits: impl Fn(c_int) -> bool) -> Opt
 
 /// Returns whether the registrations of a descriptor are stored, because another file may replace it.
 pub(crate) fn is_remembered(entry: Entry) -> bool {
-    entry.is_open() || matches!(entry.kind, Kind::Datagrams | Kind::Lost) || kernel_listeners::is_kept(entry)
+    entry.is_open()
+        || matches!(entry.kind, SocketKind::Datagrams | SocketKind::Lost)
+        || kernel_listeners::is_kept(entry)
 }
 
 /// Removes the registrations of a closed or decided descriptor.
 pub(crate) fn forget(fd: c_int) {
-    hold(|registrations| registrations.remove(fd, None));
+    with_lock(|registrations| registrations.remove(fd, None));
 }
 
 /// Adds a descriptor to an epoll set, or removes it. Returns `false` on failure.
 fn control(epoll: c_int, operation: c_int, fd: c_int, event: epoll_event) -> bool {
-    let mut event = with_errors(table::get(fd), event);
+    let mut event = event_with_errors(table::get(fd), event);
     // SAFETY: `event` lives until the call returns.
     unsafe { real::epoll_ctl(epoll, operation, fd, &raw mut event) == 0 }
 }
@@ -218,11 +220,11 @@ fn control(epoll: c_int, operation: c_int, fd: c_int, event: epoll_event) -> boo
 pub(crate) fn carry_over(fd: c_int, again: bool, replace: impl FnOnce()) {
     let control = |known: &Registration, operation| control(known.epoll, operation, fd, known.event);
     // A new epoll set may have the number of a closed one. It does not contain the socket.
-    hold(|registrations| {
+    with_lock(|registrations| {
         registrations.each(fd, |known| known.carried = control(known, libc::EPOLL_CTL_DEL));
     });
     replace();
-    hold(|registrations| {
+    with_lock(|registrations| {
         registrations.each(fd, |known| {
             if known.carried {
                 control(known, libc::EPOLL_CTL_ADD);

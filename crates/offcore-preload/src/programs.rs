@@ -44,7 +44,7 @@ pub(crate) fn begin() {
 }
 
 /// Records that a file was named. Returns `true` for the first time.
-fn is_first((device, inode): (u64, u64)) -> bool {
+fn is_first(device: u64, inode: u64) -> bool {
     let hash = (inode ^ device.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let (word, bit) = ((hash >> 55) as usize % WORDS, 1 << (hash >> 49 & 63));
     let page = NAMED.load(Ordering::Acquire);
@@ -56,14 +56,14 @@ fn is_first((device, inode): (u64, u64)) -> bool {
 ///
 /// # Safety
 /// `path` is null, or a valid string.
-pub(crate) unsafe fn at_path(directory: c_int, path: *const c_char) {
+pub(crate) unsafe fn check_path(directory: c_int, path: *const c_char) {
     if is_silent() || path.is_null() {
         return;
     }
     // SAFETY: `path` is not null, so it is a valid string, as the caller guarantees.
     let path = unsafe { CStr::from_ptr(path) };
     if let Ok(fd) = open(directory, path) {
-        look(fd, path);
+        check_file(fd, path);
         let _ = sys::close(fd);
     }
 }
@@ -72,7 +72,7 @@ pub(crate) unsafe fn at_path(directory: c_int, path: *const c_char) {
 ///
 /// # Safety
 /// `name` is null, or a valid string.
-pub(crate) unsafe fn in_path(name: *const c_char) {
+pub(crate) unsafe fn check_command(name: *const c_char) {
     if is_silent() || name.is_null() {
         return;
     }
@@ -80,13 +80,13 @@ pub(crate) unsafe fn in_path(name: *const c_char) {
     let file = unsafe { CStr::from_ptr(name) };
     if file.to_bytes().contains(&b'/') {
         // SAFETY: `name` is not null, so it is a valid string, as the caller guarantees.
-        return unsafe { at_path(libc::AT_FDCWD, name) };
+        return unsafe { check_path(libc::AT_FDCWD, name) };
     }
     for directory in environment::search_path().split(|byte| *byte == b':') {
         let mut bytes = [0u8; FIRST];
         let Some(path) = join(&mut bytes, directory, file.to_bytes()) else { continue };
         if let Ok(fd) = open(libc::AT_FDCWD, path) {
-            look(fd, path);
+            check_file(fd, path);
             let _ = sys::close(fd);
             return;
         }
@@ -94,15 +94,15 @@ pub(crate) unsafe fn in_path(name: *const c_char) {
 }
 
 /// Checks a program that is about to be executed by its descriptor.
-pub(crate) fn at_descriptor(fd: c_int) {
+pub(crate) fn check_descriptor(fd: c_int) {
     if !is_silent() {
-        look(fd, c"a program");
+        check_file(fd, c"a program");
     }
 }
 
 /// Returns whether no line is required, or whether a sandbox may forbid the system calls.
 fn is_silent() -> bool {
-    environment::stack().is_empty() || environment::falls_back() || sys::is_sandboxed()
+    environment::stack_path().is_empty() || environment::falls_back() || sys::is_sandboxed()
 }
 
 /// Joins a directory and a name.
@@ -132,10 +132,10 @@ fn read_at(fd: c_int, to: &mut [u8], position: u64) -> Option<usize> {
 }
 
 /// Names the file, or the interpreter of a script, if it does not load the library.
-fn look(fd: c_int, path: &CStr) {
+fn check_file(fd: c_int, path: &CStr) {
     let mut first = [0u8; FIRST];
     let Some(len) = read_at(fd, &mut first, 0) else { return };
-    let Some(line) = first[..len].strip_prefix(b"#!") else { return name(fd, path, &first[..len]) };
+    let Some(line) = first[..len].strip_prefix(b"#!") else { return report_file(fd, path, &first[..len]) };
     let mut line = line;
     let mut next = [0u8; 256];
     for _ in 1..DEEPEST {
@@ -144,7 +144,7 @@ fn look(fd: c_int, path: &CStr) {
         let len = read_at(fd, &mut first, 0).unwrap_or(0);
         let script = first[..len].strip_prefix(b"#!");
         if script.is_none() {
-            name(fd, path, &first[..len]);
+            report_file(fd, path, &first[..len]);
         }
         let _ = sys::close(fd);
         let Some(script) = script else { return };
@@ -162,11 +162,11 @@ fn interpreter<'a>(to: &'a mut [u8; 256], line: &[u8]) -> Option<&'a CStr> {
     CStr::from_bytes_until_nul(to).ok()
 }
 
-fn name(fd: c_int, path: &CStr, first: &[u8]) {
-    let why = why(first, |to, position| read_at(fd, to, position));
-    let why = why.filter(|_| !is_dynamic_linker(path)).or_else(|| capabilities(fd));
+fn report_file(fd: c_int, path: &CStr, first: &[u8]) {
+    let why = reason_not_loaded(first, |to, position| read_at(fd, to, position));
+    let why = why.filter(|_| !is_dynamic_linker(path)).or_else(|| check_capabilities(fd));
     let Some(why) = why else { return };
-    if sys::file_id(fd).is_some_and(is_first) {
+    if sys::file_id(fd).is_some_and(|(device, inode)| is_first(device, inode)) {
         report::not_loaded(path.to_bytes(), why);
     }
 }
@@ -178,7 +178,7 @@ fn is_dynamic_linker(path: &CStr) -> bool {
 }
 
 /// Checks for file capabilities. The dynamic linker preloads nothing into such a program, unless root executes it.
-fn capabilities(fd: c_int) -> Option<&'static [u8]> {
+fn check_capabilities(fd: c_int) -> Option<&'static [u8]> {
     // SAFETY: `geteuid` has no arguments.
     let user = unsafe { sys::call(libc::SYS_geteuid, [0; 6]) };
     let args = [fd as usize, c"security.capability".as_ptr() as usize, 0, 0, 0, 0];
@@ -187,34 +187,34 @@ fn capabilities(fd: c_int) -> Option<&'static [u8]> {
     has.then_some(b"has file capabilities")
 }
 
-fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+fn number_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..)?.first_chunk().copied()
 }
 
 /// Returns the reason why a program with these first bytes does not load the library. Returns `None` if it does, or for
 /// other files.
-fn why(first: &[u8], read: impl Fn(&mut [u8], u64) -> Option<usize>) -> Option<&'static [u8]> {
+fn reason_not_loaded(first: &[u8], read: impl Fn(&mut [u8], u64) -> Option<usize>) -> Option<&'static [u8]> {
     if !first.starts_with(b"\x7fELF") {
         return None;
     }
     if first.get(4) == Some(&CLASS_32) {
         return Some(b"is a program of 32 bits");
     }
-    let kind = u16::from_le_bytes(number(first, 16)?);
-    if u16::from_le_bytes(number(first, 18)?) != MACHINE_X86_64 {
+    let kind = u16::from_le_bytes(number_at(first, 16)?);
+    if u16::from_le_bytes(number_at(first, 18)?) != MACHINE_X86_64 {
         return Some(b"is a program of another processor");
     }
-    let table = u64::from_le_bytes(number(first, 32)?);
-    let count = usize::from(u16::from_le_bytes(number(first, 56)?));
+    let table = u64::from_le_bytes(number_at(first, 32)?);
+    let count = usize::from(u16::from_le_bytes(number_at(first, 56)?));
     let mut linker: Option<bool> = None;
     for at in 0..count.min((FIRST - HEADER) / PROGRAM_HEADER) {
         let mut header = [0u8; PROGRAM_HEADER];
         read(&mut header, table.checked_add((at * PROGRAM_HEADER) as u64)?)?;
         let (offset, len) =
-            (u64::from_le_bytes(number(&header, 8)?), u64::from_le_bytes(number(&header, 32)?));
+            (u64::from_le_bytes(number_at(&header, 8)?), u64::from_le_bytes(number_at(&header, 32)?));
         let mut content = [0u8; 256];
         let content = &mut content[..len.min(256) as usize];
-        match u32::from_le_bytes(number(&header, 0)?) {
+        match u32::from_le_bytes(number_at(&header, 0)?) {
             INTERP => {
                 let len = read(content, offset)?;
                 let path = content[..len].split(|byte| *byte == 0).next().unwrap_or_default();
@@ -265,7 +265,8 @@ mod tests {
             to[..len].copy_from_slice(&there[..len]);
             Some(len)
         };
-        why(&bytes[..bytes.len().min(FIRST)], read).map(|why| core::str::from_utf8(why).unwrap())
+        reason_not_loaded(&bytes[..bytes.len().min(FIRST)], read)
+            .map(|why| core::str::from_utf8(why).unwrap())
     }
 
     #[test]

@@ -36,7 +36,7 @@ macro_rules! real {
                 }
                 // SAFETY: `dlsym` returned this address for the function of this name, which has this type.
                 let function: unsafe extern "C" fn($($type),*) -> $ret = unsafe { transmute_copy(&address) };
-                // SAFETY: the caller guarantees arguments that are valid for libc's function.
+                // SAFETY: the caller guarantees that pointers and lengths are valid as libc's function requires.
                 unsafe { function($($arg),*) }
             }
         )*

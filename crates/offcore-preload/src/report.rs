@@ -46,14 +46,14 @@ pub(crate) fn print(parts: &[&[u8]]) {
     }
 }
 
-fn once(said: &AtomicBool, parts: &[&[u8]]) {
+fn print_once(said: &AtomicBool, parts: &[&[u8]]) {
     if !said.swap(true, Ordering::Relaxed) {
         print(parts);
     }
 }
 
 /// Returns the reason why the stack cannot be reached, and a remedy. Returns `None` if the errno is printed instead.
-fn why(step: Step, error: Errno) -> Option<&'static [u8]> {
+fn unreachable_reason(step: Step, error: Errno) -> Option<&'static [u8]> {
     Some(match (step, error) {
         (Step::Page, _) => b"this process may not use madvise(MADV_WIPEONFORK): allow it in the sandbox",
         (Step::Connect, libc::ECONNREFUSED | libc::ENOENT) => {
@@ -94,7 +94,7 @@ pub(crate) fn no_stack(step: Step, error: Errno) {
         return;
     }
     let number = Digits::new(error as u32);
-    let (why, number): (_, &[u8]) = match why(step, error) {
+    let (why, number): (_, &[u8]) = match unreachable_reason(step, error) {
         Some(why) => (why, b""),
         None => (&b"errno "[..], number.as_bytes()),
     };
@@ -102,21 +102,21 @@ pub(crate) fn no_stack(step: Step, error: Errno) {
         true => b"; sockets use the kernel's network\n",
         false => b"; sockets that need it fail\n",
     };
-    once(&SAID, &[b"offcore: no stack at ", environment::stack(), b": ", why, number, rest]);
+    print_once(&SAID, &[b"offcore: no stack at ", environment::stack_path(), b": ", why, number, rest]);
 }
 
 /// Reports that the stack has ended, and a listener whose kernel socket was not kept.
 pub(crate) fn no_listener() {
     static SAID: AtomicBool = AtomicBool::new(false);
     let rest = b" has ended: a listener accepts no connections until the program calls listen again\n";
-    once(&SAID, &[b"offcore: the stack at ", environment::stack(), rest]);
+    print_once(&SAID, &[b"offcore: the stack at ", environment::stack_path(), rest]);
 }
 
 /// Reports that the stack has ended, and that the program exits.
-pub(crate) fn lost() {
+pub(crate) fn report_exit() {
     static SAID: AtomicBool = AtomicBool::new(false);
     let rest = b" has ended: the program exits (--on-loss exit)\n";
-    once(&SAID, &[b"offcore: the stack at ", environment::stack(), rest]);
+    print_once(&SAID, &[b"offcore: the stack at ", environment::stack_path(), rest]);
 }
 
 /// Reports that a new stack refuses a process's listener at this port, and that the process exits.
@@ -134,7 +134,7 @@ pub(crate) fn report_refused_listener(error: Errno, port: u16) {
         _ => (b"errno ", number.as_bytes()),
     };
     let begin = b"offcore: this process cannot listen again on the stack at ";
-    once(&SAID, &[begin, environment::stack(), b": ", why, number, b"; it exits\n"]);
+    print_once(&SAID, &[begin, environment::stack_path(), b": ", why, number, b"; it exits\n"]);
 }
 
 /// Reports a stack of another version.
@@ -143,14 +143,14 @@ pub(crate) fn other_version(found: u32) {
     let (found, ours) = (Digits::new(found), Digits::new(VERSION));
     let parts: [&[u8]; 7] = [
         b"offcore: the stack at ",
-        environment::stack(),
+        environment::stack_path(),
         b" has version ",
         found.as_bytes(),
         b", this library has version ",
         ours.as_bytes(),
         b": use the same build of both\n",
     ];
-    once(&SAID, &parts);
+    print_once(&SAID, &parts);
 }
 
 /// Reports that an executed program does not load the library.
@@ -163,7 +163,7 @@ pub(crate) fn not_loaded(path: &[u8], why: &[u8]) {
 pub(crate) fn no_dispatch() {
     static SAID: AtomicBool = AtomicBool::new(false);
     let line = b"offcore: names are resolved over the kernel's network: the stack needs Linux 5.11 and prctl for that\n";
-    once(&SAID, &[line]);
+    print_once(&SAID, &[line]);
 }
 
 /// Ends the program if a length exceeds the size that its compiler knew. libc does so, too.

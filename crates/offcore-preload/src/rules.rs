@@ -11,24 +11,24 @@ use core::net::{IpAddr, SocketAddr};
 use crate::address;
 use crate::environment;
 use crate::sys::{self, Errno};
-use crate::table::Kind;
+use crate::table::SocketKind;
 
 /// The discard port (RFC 863).
 const DISCARD: u16 = 9;
 
-fn word(kind: Kind) -> &'static [u8] {
-    if kind == Kind::OpenDatagrams { b"udp" } else { b"tcp" }
+fn protocol_name(kind: SocketKind) -> &'static [u8] {
+    if kind == SocketKind::OpenDatagrams { b"udp" } else { b"tcp" }
 }
 
 /// Returns whether a rule names the port, or `None` without rules.
-pub(crate) fn named(kind: Kind, port: u16) -> Option<bool> {
-    let rules = environment::only();
+pub(crate) fn names_port(kind: SocketKind, port: u16) -> Option<bool> {
+    let rules = environment::stack_rules();
     if rules.is_empty() {
         return None;
     }
     let mut parts = rules.split(|byte| matches!(byte, b';' | b' ')).filter(|part| !part.is_empty());
     Some(parts.any(|part| {
-        let Some(rest) = part.strip_prefix(word(kind)) else { return false };
+        let Some(rest) = part.strip_prefix(protocol_name(kind)) else { return false };
         let Some(ports) = rest.strip_prefix(b":") else { return rest.is_empty() };
         ports.split(|byte| *byte == b',').any(|text| is_number(text, port))
     }))
@@ -40,15 +40,15 @@ fn is_number(text: &[u8], number: u16) -> bool {
 
 /// Returns whether a datagram socket at an address of the stack may move to the stack. With port 0 its datagrams may
 /// use any port, so a rule must name the protocol.
-pub(crate) fn may_bind(kind: Kind, port: u16) -> bool {
-    let parts = || environment::only().split(|byte| matches!(byte, b';' | b' '));
-    named(kind, port)
-        .is_none_or(|named| named || port == 0 && parts().any(|part| part.starts_with(word(kind))))
+pub(crate) fn may_bind(kind: SocketKind, port: u16) -> bool {
+    let parts = || environment::stack_rules().split(|byte| matches!(byte, b';' | b' '));
+    names_port(kind, port)
+        .is_none_or(|named| named || port == 0 && parts().any(|part| part.starts_with(protocol_name(kind))))
 }
 
 /// Returns whether a socket that listens on a port of all addresses also listens on the stack.
-pub(crate) fn may_listen(kind: Kind, port: u16) -> bool {
-    named(kind, port).unwrap_or(kind == Kind::OpenStream)
+pub(crate) fn may_listen(kind: SocketKind, port: u16) -> bool {
+    names_port(kind, port).unwrap_or(kind == SocketKind::OpenStream)
 }
 
 /// Reasons why a socket stays with the kernel.
@@ -61,14 +61,14 @@ pub(crate) const KERNELS: &str = "an address of the kernel";
 ///
 /// # Errors
 /// The same as for [`is_kernel_address`].
-pub(crate) fn keeps(kind: Kind, to: SocketAddr) -> Result<Option<&'static str>, Errno> {
+pub(crate) fn kernel_reason(kind: SocketKind, to: SocketAddr) -> Result<Option<&'static str>, Errno> {
     let ip = to.ip();
     Ok(match ip {
         _ if ip.is_loopback() || ip.is_unspecified() => Some(NEVER),
         // A rule may name the port of a group.
-        _ if ip.is_multicast() && named(kind, to.port()) != Some(true) => Some(NEVER),
+        _ if ip.is_multicast() && names_port(kind, to.port()) != Some(true) => Some(NEVER),
         IpAddr::V4(ip) if ip.is_broadcast() => Some(NEVER),
-        _ if named(kind, to.port()) == Some(false) => Some(NOT_NAMED),
+        _ if names_port(kind, to.port()) == Some(false) => Some(NOT_NAMED),
         _ => is_kernel_address(ip)?.then_some(KERNELS),
     })
 }

@@ -10,12 +10,12 @@ use offcore_session::wake::{ALARM, TOKENS};
 use offcore_session::{Place, Segments, app};
 
 use crate::link::{self, Mapped};
-use crate::lock::Held;
+use crate::lock::SlotLock;
 use crate::lost;
 use crate::real;
 use crate::stream_options;
 use crate::sys::{self, Errno};
-use crate::table::{self, Entry, GENERATION, Kind};
+use crate::table::{self, Entry, GENERATION, SocketKind};
 
 /// Number of reads that take all bytes of a pair with an alarm: before the alarm, the alarm, and behind it.
 const ALARM_READS: usize = 3;
@@ -58,10 +58,12 @@ pub(crate) fn find(fd: c_int) -> Target {
 #[inline]
 fn of_entry(fd: c_int, entry: Entry) -> Target {
     match entry.kind {
-        Kind::OpenStream | Kind::OpenDatagrams => Target::Undecided(entry),
-        Kind::Dead => Target::Dead,
-        Kind::Lost => Session::lost(fd, entry).map_or(Target::Dead, Target::Session),
-        Kind::Stream | Kind::Datagrams => Session::new(fd, entry).map_or(Target::Kernel, Target::Session),
+        SocketKind::OpenStream | SocketKind::OpenDatagrams => Target::Undecided(entry),
+        SocketKind::Dead => Target::Dead,
+        SocketKind::Lost => Session::lost(fd, entry).map_or(Target::Dead, Target::Session),
+        SocketKind::Stream | SocketKind::Datagrams => {
+            Session::new(fd, entry).map_or(Target::Kernel, Target::Session)
+        }
     }
 }
 
@@ -99,7 +101,7 @@ impl Session {
 
     /// Returns whether this is a datagram socket whose stack is gone.
     pub(crate) fn is_lost(&self) -> bool {
-        self.entry.kind == Kind::Lost
+        self.entry.kind == SocketKind::Lost
     }
 
     /// Records in the slot that the program's socket has the family `AF_INET6`, for processes that adopt it.
@@ -113,7 +115,7 @@ impl Session {
     pub(crate) fn entry_from_slot(&self) -> Entry {
         let identity = &self.slot.identity;
         let datagrams = identity.kind.load(Ordering::Relaxed) == libc::SOCK_DGRAM as u32;
-        let kind = if datagrams { Kind::Datagrams } else { Kind::Stream };
+        let kind = if datagrams { SocketKind::Datagrams } else { SocketKind::Stream };
         let v6 = self.slot.wishes.told.load(Ordering::Relaxed) & wish::V6 != 0;
         Entry { kind, v6, ..self.entry }
     }
@@ -124,7 +126,7 @@ impl Session {
     }
 
     pub(crate) fn is_datagrams(&self) -> bool {
-        matches!(self.entry.kind, Kind::Datagrams | Kind::Lost)
+        matches!(self.entry.kind, SocketKind::Datagrams | SocketKind::Lost)
     }
 
     pub(crate) fn is_open(&self) -> bool {
@@ -132,12 +134,12 @@ impl Session {
     }
 
     /// Returns whether an option bit of the application is set.
-    pub(crate) fn wants(&self, bit: u32) -> bool {
+    pub(crate) fn has_option_bit(&self, bit: u32) -> bool {
         self.slot.wishes.options.load(Ordering::Relaxed) & bit != 0
     }
 
     /// Sets or clears option bits of the application, and notifies the stack.
-    pub(crate) fn wish(&self, bit: u32, on: bool) {
+    pub(crate) fn set_option_bits(&self, bit: u32, on: bool) {
         let options = &self.slot.wishes.options;
         let before = if on {
             options.fetch_or(bit, Ordering::AcqRel)
@@ -151,7 +153,7 @@ impl Session {
 
     /// Takes the bytes that announced a reported error of a datagram socket, unless there is data or another error.
     pub(crate) fn settle_errors(&self) {
-        let _lock = Held::new(&self.slot.wishes.reading);
+        let _lock = SlotLock::new(&self.slot.wishes.reading);
         if let Ok(reader) = self.reader()
             && (reader.available() == 0 || self.slot.wake.is_alarmed())
         {
@@ -163,7 +165,7 @@ impl Session {
     /// returns `true`, the caller marks the session after the wait, so that the stack raises the alarm again.
     pub(crate) fn hide_errors(&self) -> bool {
         let hides = !sys::is_sandboxed() && self.slot.undelivered().load(Ordering::Acquire) > 0;
-        let _lock = Held::new(&self.slot.wishes.reading);
+        let _lock = SlotLock::new(&self.slot.wishes.reading);
         let Some(reader) = hides.then(|| self.reader().ok()).flatten() else { return false };
         if reader.available() == 0 {
             for _ in 0..ALARM_READS {
@@ -302,7 +304,7 @@ impl Session {
 
     /// Returns the number of read bytes after which the stack is notified: at most `usual`, and at most half of a
     /// window that the program has set.
-    pub(crate) fn tells_every(&self, usual: u32) -> u32 {
+    pub(crate) fn notify_interval(&self, usual: u32) -> u32 {
         let buffer = self.slot.wishes.receive_buffer.load(Ordering::Relaxed);
         let clamp = number::decode(self.slot.kept.number(number::WINDOW_CLAMP)).unwrap_or(0);
         [buffer, clamp].into_iter().filter(|set| *set > 0).fold(usual, |least, set| least.min(set / 2))
@@ -314,7 +316,7 @@ impl Session {
     }
 
     /// Begins a turn of writing for the holder of the lock.
-    pub(crate) fn turn(&self, lock: &Held<'_>) -> Result<app::Turn<Mapped>, Errno> {
+    pub(crate) fn turn(&self, lock: &SlotLock<'_>) -> Result<app::Turn<Mapped>, Errno> {
         app::Turn::new(Mapped, self.place, lock.is_nested()).ok_or(libc::EIO)
     }
 
@@ -354,7 +356,7 @@ impl Session {
         let alarmed = wake.is_alarmed();
         let urgent = alarmed && self.is_urgent();
         // `poll` reports no data below the low-water mark.
-        let has_data = left > 0 && (self.is_datagrams() || left >= self.least());
+        let has_data = left > 0 && (self.is_datagrams() || left >= self.low_water_mark());
         let shown = has_data || urgent;
         let mut all_taken = false;
         if alarmed && !urgent {
@@ -422,7 +424,7 @@ impl Session {
 
     /// Takes a byte without data, which was in transit when its data was read.
     pub(crate) fn settle_late(&self) -> Result<(), Errno> {
-        let _lock = Held::new(&self.slot.wishes.reading);
+        let _lock = SlotLock::new(&self.slot.wishes.reading);
         let reader = self.reader()?;
         if reader.available() == 0 {
             self.take_all();
@@ -436,20 +438,20 @@ impl Session {
     }
 
     /// `SO_RCVLOWAT`: `poll` and blocking calls wait for this number of bytes.
-    pub(crate) fn least(&self) -> usize {
+    pub(crate) fn low_water_mark(&self) -> usize {
         number::decode(self.slot.kept.number(number::RCVLOWAT)).unwrap_or(1).max(1) as usize
     }
 
     /// Waits until a byte may be readable, also below the low-water mark. Errors are the kernel's, for example `EAGAIN`
     /// on a non-blocking descriptor. Returns `false` if the stream has ended.
     pub(crate) fn wait_readable(&self) -> Result<bool, Errno> {
-        let waits = !self.is_datagrams() && self.least() > 1;
+        let waits = !self.is_datagrams() && self.low_water_mark() > 1;
         if waits {
-            self.wish(wish::ANY_DATA, true);
+            self.set_option_bits(wish::ANY_DATA, true);
         }
         let waited = self.wait_announced();
         if waits {
-            self.wish(wish::ANY_DATA, false);
+            self.set_option_bits(wish::ANY_DATA, false);
         }
         waited
     }
@@ -511,7 +513,7 @@ impl Session {
 
     /// Waits after `connect` until `poll` reports that the socket is writable. The stack opens the gate, which the
     /// call's last byte has closed, at once.
-    pub(crate) fn show_open(&self) {
+    pub(crate) fn wait_writable(&self) {
         // Signals must not end this wait.
         let _signals = sys::Blocked::new();
         let time = libc::timespec { tv_sec: 1, tv_nsec: 0 };

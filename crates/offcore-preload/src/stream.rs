@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use libc::iovec;
 use offcore_session::slot::{flags, state, wish};
 
-use crate::lock::Held;
+use crate::lock::SlotLock;
 use crate::session::Session;
 use crate::sys::{self, Errno};
 use crate::urgent;
@@ -42,7 +42,7 @@ pub(crate) unsafe fn receive(session: &Session, buffers: Buffers<'_>, how: c_int
     } else if peek {
         1
     } else {
-        session.least().min(wanted)
+        session.low_water_mark().min(wanted)
     };
     loop {
         // These flags are read before the data: when the end is visible, so is the data before it.
@@ -53,7 +53,7 @@ pub(crate) unsafe fn receive(session: &Session, buffers: Buffers<'_>, how: c_int
         if done > 0 && (done >= least || session.is_at_mark()) || wanted == 0 && available {
             return Ok(done);
         }
-        if is_over || is_ended || session.wants(wish::NO_READ) {
+        if is_over || is_ended || session.has_option_bit(wish::NO_READ) {
             return match session.take_error() {
                 Some(error) if done == 0 && !is_ended => Err(error),
                 _ => Ok(done),
@@ -85,7 +85,7 @@ unsafe fn take(
     how: c_int,
 ) -> Result<(usize, bool), Errno> {
     let wishes = &session.slot.wishes;
-    let lock = Held::new(&wishes.reading);
+    let lock = SlotLock::new(&wishes.reading);
     if lock.is_nested() && wishes.moving.load(Ordering::Relaxed) != 0 {
         return Err(libc::EAGAIN);
     }
@@ -120,7 +120,7 @@ unsafe fn take(
 fn tell_consumed(session: &Session, len: usize) {
     let untold = &session.slot.wishes.untold;
     let now = untold.load(Ordering::Relaxed).saturating_add(len as u32);
-    if now < session.tells_every(TELL_EVERY) {
+    if now < session.notify_interval(TELL_EVERY) {
         untold.store(now, Ordering::Relaxed);
     } else {
         untold.store(0, Ordering::Relaxed);
@@ -168,7 +168,7 @@ unsafe fn send_from(session: &Session, source: Source<'_>, len: usize, how: c_in
     let mut signals = None;
     loop {
         // As on Linux, the next call reports the end.
-        if done > 0 && (session.is_over() || session.wants(wish::END)) {
+        if done > 0 && (session.is_over() || session.has_option_bit(wish::END)) {
             return Ok(done);
         }
         let is_open = may_send(session, how)?;
@@ -202,7 +202,7 @@ unsafe fn send_from(session: &Session, source: Source<'_>, len: usize, how: c_in
             Ok(()) => {}
             Err(_) if session.is_over() => {}
             Err(_) if done > 0 => return Ok(done),
-            Err(libc::EPIPE) => return Err(broken(how)),
+            Err(libc::EPIPE) => return Err(broken_pipe(how)),
             Err(error) => return Err(error),
         }
     }
@@ -210,24 +210,24 @@ unsafe fn send_from(session: &Session, source: Source<'_>, len: usize, how: c_in
 
 /// Returns whether the session can be written to, or `false` while it connects.
 fn may_send(session: &Session, how: c_int) -> Result<bool, Errno> {
-    if session.wants(wish::END) {
-        return Err(broken(how));
+    if session.has_option_bit(wish::END) {
+        return Err(broken_pipe(how));
     }
     if session.is_over() {
         return Err(match session.take_error() {
-            None | Some(libc::EPIPE) => broken(how),
+            None | Some(libc::EPIPE) => broken_pipe(how),
             Some(error) => error,
         });
     }
     match session.slot.state() {
         state::OPEN => Ok(true),
         state::CONNECTING => Ok(false),
-        _ => Err(broken(how)),
+        _ => Err(broken_pipe(how)),
     }
 }
 
 /// Returns the error of a write without a reader, and raises `SIGPIPE`.
-fn broken(how: c_int) -> Errno {
+fn broken_pipe(how: c_int) -> Errno {
     if how & libc::MSG_NOSIGNAL == 0 {
         sys::raise(libc::SIGPIPE);
     }
@@ -254,7 +254,7 @@ unsafe fn put(
     how: c_int,
 ) -> Result<Put, Errno> {
     let mut done = 0;
-    let lock = Held::new(&session.slot.wishes.writing);
+    let lock = SlotLock::new(&session.slot.wishes.writing);
     if !lock.is_nested() {
         session.ask_for_blocks(len - skip);
     }
@@ -286,7 +286,7 @@ unsafe fn put(
 /// Buffers in `source` are valid for reads.
 unsafe fn put_once(
     session: &Session,
-    lock: &Held<'_>,
+    lock: &SlotLock<'_>,
     source: Source<'_>,
     skip: usize,
     len: usize,
@@ -378,7 +378,7 @@ pub(crate) fn splice_out(session: &Session, to: c_int, len: usize, wait: bool) -
         // SAFETY: the list of buffers is empty.
         let nothing = unsafe { receive(session, Buffers::new(core::ptr::null(), 0)?, 0) }?;
         let wishes = &session.slot.wishes;
-        let lock = Held::new(&wishes.reading);
+        let lock = SlotLock::new(&wishes.reading);
         if lock.is_nested() {
             return Err(libc::EAGAIN);
         }

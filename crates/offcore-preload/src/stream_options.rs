@@ -80,7 +80,7 @@ const NUMBERS: [(c_int, c_int, usize); 8] = [
 ];
 
 /// Options with a value of one byte, and their place in the slot.
-const BYTES: [(c_int, c_int, number::Half); 4] = [
+const BYTES: [(c_int, c_int, number::KeptByte); 4] = [
     (IP, libc::IP_TOS, number::TOS),
     (IPV6, libc::IPV6_TCLASS, number::TCLASS),
     (IP, libc::IP_TTL, number::TTL),
@@ -131,7 +131,7 @@ const CONGESTION: [&[u8]; 3] = [b"cubic", b"reno", b"bbr"];
 #[derive(Clone, Copy)]
 enum Row {
     Switch(usize, c_int),
-    Byte(number::Half),
+    Byte(number::KeptByte),
     Number(usize),
 }
 
@@ -211,7 +211,7 @@ pub(crate) unsafe fn check(
         return Ok(());
     }
     // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
-    unsafe { refuse(&Fresh::new(v6)?, level, name, value, len) }
+    unsafe { refuse_unknown(&Fresh::new(v6)?, level, name, value, len) }
 }
 
 /// Refuses an option that the stack lacks, except its default value. `fresh` is a new socket of the same kind.
@@ -221,7 +221,7 @@ pub(crate) unsafe fn check(
 ///
 /// # Safety
 /// `value` is null, or valid for reads of `len` bytes.
-pub(crate) unsafe fn refuse(
+pub(crate) unsafe fn refuse_unknown(
     fresh: &Fresh,
     level: c_int,
     name: c_int,
@@ -271,7 +271,7 @@ fn congestion_of(fd: c_int) -> Option<usize> {
 }
 
 /// Returns the number of the kernel's default, which both families share, if the stack has it.
-fn usual_congestion() -> Option<usize> {
+fn default_congestion() -> Option<usize> {
     const UNKNOWN: usize = usize::MAX;
     static USUAL: AtomicUsize = AtomicUsize::new(UNKNOWN);
     let mut number = USUAL.load(Ordering::Relaxed);
@@ -346,14 +346,14 @@ pub(crate) fn of_kernel(fd: c_int, v6: bool, is_named: bool) -> Kept {
     let kept = Kept::default();
     for (at, (level, name, row)) in rows().enumerate().filter(|(_, (level, ..))| v6 || *level != IPV6) {
         let now = sys::int_option(fd, level, name);
-        row.keep(&kept, (now != usual(at, v6, level, name)).then_some(now));
+        row.keep(&kept, (now != default_value(at, v6, level, name)).then_some(now));
     }
     let none = libc::linger { l_onoff: 0, l_linger: 0 };
     let linger = sys::socket_option(fd, SOCKET, libc::SO_LINGER, none).filter(|linger| linger.l_onoff != 0);
     kept.change(number::LINGER, |_| linger.map_or(0, |linger| linger.l_linger.max(0) as u32 + 1));
     let rate = sys::socket_option(fd, SOCKET, libc::SO_MAX_PACING_RATE, u64::MAX);
     kept.set_pacing_rate(rate.unwrap_or(u64::MAX));
-    let which = congestion_of(fd).filter(|which| is_named || Some(*which) != usual_congestion());
+    let which = congestion_of(fd).filter(|which| is_named || Some(*which) != default_congestion());
     kept.change(number::CONGESTION, |_| which.map_or(0, |which| number::encode(which as u32)));
     kept
 }
@@ -394,7 +394,7 @@ pub(crate) unsafe fn buffer_of(
 }
 
 /// Sets the options that a slot stores on a new kernel socket.
-pub(crate) fn give_back(slot: &Slot, fd: c_int) {
+pub(crate) fn set_on_kernel(slot: &Slot, fd: c_int) {
     let Slot { kept, wishes, .. } = slot;
     for (level, name, value) in [
         (SOCKET, libc::SO_SNDBUF, &wishes.send_buffer),
@@ -433,7 +433,7 @@ pub(crate) fn give_back(slot: &Slot, fd: c_int) {
 }
 
 /// Returns the value of option number `at` on a new socket.
-fn usual(at: usize, v6: bool, level: c_int, name: c_int) -> c_int {
+fn default_value(at: usize, v6: bool, level: c_int, name: c_int) -> c_int {
     const KNOWN: u64 = 1 << 32;
     static USUAL: [[AtomicU64; ROWS]; 2] = [const { [const { AtomicU64::new(0) }; ROWS] }; 2];
     let word = &USUAL[usize::from(v6)][at];

@@ -21,7 +21,7 @@ pub(crate) type Errno = c_int;
 #[inline]
 pub(crate) unsafe fn call(number: c_long, args: [usize; 6]) -> isize {
     let result: isize;
-    // SAFETY: this is the kernel's calling convention; the caller guarantees valid arguments.
+    // SAFETY: the kernel's calling convention; the caller guarantees addresses in `args` that suit call `number`.
     unsafe {
         asm!(
             "syscall",
@@ -46,8 +46,8 @@ pub(crate) fn result(value: isize) -> Result<usize, Errno> {
 }
 
 /// Makes a system call without addresses as arguments.
-fn numbers(number: c_long, args: [usize; 6]) -> Result<usize, Errno> {
-    // SAFETY: callers pass no addresses.
+fn plain_call(number: c_long, args: [usize; 6]) -> Result<usize, Errno> {
+    // SAFETY: callers pass only calls whose arguments are numbers, so the kernel accesses no memory.
     result(unsafe { call(number, args) })
 }
 
@@ -85,24 +85,24 @@ pub(crate) fn returned_int(result: Result<usize, Errno>) -> c_int {
 }
 
 pub(crate) fn close(fd: c_int) -> Result<usize, Errno> {
-    numbers(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0])
+    plain_call(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0])
 }
 
 pub(crate) fn dup3(from: c_int, to: c_int, flags: c_int) -> Result<usize, Errno> {
-    numbers(libc::SYS_dup3, [from as usize, to as usize, flags as usize, 0, 0, 0])
+    plain_call(libc::SYS_dup3, [from as usize, to as usize, flags as usize, 0, 0, 0])
 }
 
 /// Calls `fcntl` with a number as its argument.
 pub(crate) fn fcntl(fd: c_int, command: c_int, argument: usize) -> Result<usize, Errno> {
-    numbers(libc::SYS_fcntl, [fd as usize, command as usize, argument, 0, 0, 0])
+    plain_call(libc::SYS_fcntl, [fd as usize, command as usize, argument, 0, 0, 0])
 }
 
 pub(crate) fn shutdown(fd: c_int, how: c_int) -> Result<usize, Errno> {
-    numbers(libc::SYS_shutdown, [fd as usize, how as usize, 0, 0, 0, 0])
+    plain_call(libc::SYS_shutdown, [fd as usize, how as usize, 0, 0, 0, 0])
 }
 
 pub(crate) fn pid() -> u32 {
-    numbers(libc::SYS_getpid, [0; 6]).unwrap_or(0) as u32
+    plain_call(libc::SYS_getpid, [0; 6]).unwrap_or(0) as u32
 }
 
 /// Returns a number that identifies this thread in its process, derived from the address of its thread-local memory. It
@@ -119,8 +119,8 @@ pub(crate) fn thread() -> u32 {
 
 /// Sends this thread a signal.
 pub(crate) fn raise(signal: c_int) {
-    let thread = numbers(libc::SYS_gettid, [0; 6]).unwrap_or(0);
-    let _ = numbers(libc::SYS_tgkill, [pid() as usize, thread, signal as usize, 0, 0, 0]);
+    let thread = plain_call(libc::SYS_gettid, [0; 6]).unwrap_or(0);
+    let _ = plain_call(libc::SYS_tgkill, [pid() as usize, thread, signal as usize, 0, 0, 0]);
 }
 
 /// This process has put itself into a sandbox that kills it for unusual system calls. `read` and `write` are permitted.
@@ -171,7 +171,7 @@ pub(crate) fn wake(event: c_int) {
 /// The addresses in the header are valid for reads of the lengths in the header.
 pub(crate) unsafe fn sendmsg(fd: c_int, header: &msghdr, flags: c_int) -> Result<usize, Errno> {
     let args = [fd as usize, ptr::from_ref(header) as usize, flags as usize, 0, 0, 0];
-    // SAFETY: `header` is a reference, and the caller guarantees its addresses.
+    // SAFETY: `header` is a reference, and the caller guarantees that its addresses are valid for reads of its lengths.
     result(unsafe { call(libc::SYS_sendmsg, args) })
 }
 
@@ -179,7 +179,8 @@ pub(crate) unsafe fn sendmsg(fd: c_int, header: &msghdr, flags: c_int) -> Result
 /// The addresses in the header are valid for writes of the lengths in the header.
 pub(crate) unsafe fn recvmsg(fd: c_int, header: &mut msghdr, flags: c_int) -> Result<usize, Errno> {
     let args = [fd as usize, ptr::from_mut(header) as usize, flags as usize, 0, 0, 0];
-    // SAFETY: `header` is a reference, and the caller guarantees its addresses.
+    // SAFETY: `header` is a reference, and the caller guarantees that its addresses are valid for writes of its
+    // lengths.
     result(unsafe { call(libc::SYS_recvmsg, args) })
 }
 
@@ -190,7 +191,7 @@ pub(crate) unsafe fn recvmsg(fd: c_int, header: &mut msghdr, flags: c_int) -> Re
 pub(crate) unsafe fn read_at(fd: c_int, to: iovec, position: i64) -> Result<usize, Errno> {
     let args = [fd as usize, to.iov_base as usize, to.iov_len, position as usize, 0, 0];
     let number = if position < 0 { libc::SYS_read } else { libc::SYS_pread64 };
-    // SAFETY: the caller guarantees that the memory is writable.
+    // SAFETY: the caller guarantees that `to` describes writable memory.
     result(unsafe { call(number, args) })
 }
 
@@ -201,12 +202,12 @@ pub(crate) unsafe fn read_at(fd: c_int, to: iovec, position: i64) -> Result<usiz
 pub(crate) unsafe fn write_at_once(pipe: c_int, from: iovec) -> Result<usize, Errno> {
     let (fd, nowhere) = (pipe as usize, -1isize as usize);
     let args = [fd, &raw const from as usize, 1, nowhere, nowhere, libc::RWF_NOWAIT as usize];
-    // SAFETY: the caller guarantees that the memory is readable.
+    // SAFETY: the caller guarantees that `from` describes readable memory.
     match result(unsafe { call(libc::SYS_pwritev2, args) }) {
         // Linux before 6.4 supports this flag for files only. A writable pipe has room for a page.
         Err(libc::EOPNOTSUPP) => {
             let args = [fd, from.iov_base as usize, from.iov_len.min(libc::PIPE_BUF), 0, 0, 0];
-            // SAFETY: the caller guarantees that the memory is readable.
+            // SAFETY: the caller guarantees that `from` describes readable memory.
             result(unsafe { call(libc::SYS_write, args) })
         }
         written => written,
@@ -252,7 +253,7 @@ pub(crate) fn set_int_option(fd: c_int, level: c_int, name: c_int, value: c_int)
 
 /// Creates a kernel socket.
 pub(crate) fn socket(family: c_int, kind: c_int) -> Result<c_int, Errno> {
-    numbers(libc::SYS_socket, [family as usize, kind as usize, 0, 0, 0, 0]).map(|fd| fd as c_int)
+    plain_call(libc::SYS_socket, [family as usize, kind as usize, 0, 0, 0, 0]).map(|fd| fd as c_int)
 }
 
 /// Returns `CLOCK_MONOTONIC` in nanoseconds.
@@ -307,13 +308,13 @@ pub(crate) fn map(fd: c_int, len: usize, writable: bool) -> Result<*mut u8, Errn
 /// Enlarges a mapping of the library, which may move it.
 pub(crate) fn remap(address: *mut u8, old: usize, new: usize) -> Result<*mut u8, Errno> {
     let args = [address as usize, old, new, libc::MREMAP_MAYMOVE as usize, 0, 0];
-    // SAFETY: callers pass their own mapping, to which they keep no references.
+    // SAFETY: callers pass address and length of a mapping of the library, to which they keep no references.
     result(unsafe { call(libc::SYS_mremap, args) }).map(|address| address as *mut u8)
 }
 
 /// Makes the pages at `address` zero in forked children.
 pub(crate) fn wipe_on_fork(address: *mut u8, len: usize) -> Result<usize, Errno> {
-    // SAFETY: this affects children only, and callers pass their own mapping.
+    // SAFETY: this affects children only, and callers pass address and length of a mapping of the library.
     result(unsafe {
         call(libc::SYS_madvise, [address as usize, len, libc::MADV_WIPEONFORK as usize, 0, 0, 0])
     })
@@ -424,7 +425,7 @@ pub(crate) fn unblock(signal: c_int) -> Result<u64, Errno> {
 }
 
 /// Returns the address and length of this library's text segment.
-pub(crate) fn text() -> (usize, usize) {
+pub(crate) fn text_segment() -> (usize, usize) {
     /// `Elf64_Phdr`.
     #[repr(C)]
     #[derive(Clone, Copy)]
@@ -456,7 +457,7 @@ pub(crate) fn text() -> (usize, usize) {
 
 /// Unmaps a mapping of the library.
 pub(crate) fn unmap(address: *mut u8, len: usize) {
-    // SAFETY: callers pass their own mapping, which is no longer used.
+    // SAFETY: callers pass address and length of a mapping of the library, which is no longer used.
     unsafe { call(libc::SYS_munmap, [address as usize, len, 0, 0, 0, 0]) };
 }
 
@@ -495,7 +496,7 @@ pub(crate) fn has_room(fd: c_int) -> bool {
 }
 
 /// Waits for a number of milliseconds.
-pub(crate) fn nap(milliseconds: usize) {
+pub(crate) fn poll_sleep(milliseconds: usize) {
     // SAFETY: the list of entries is empty.
     unsafe { call(libc::SYS_poll, [0, 0, milliseconds, 0, 0, 0]) };
 }
@@ -550,7 +551,7 @@ pub(crate) fn wait_for_signal(milliseconds: u64) -> Result<(), Errno> {
 pub(crate) fn timer(milliseconds: u64) -> Result<c_int, Errno> {
     let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
     let timer =
-        numbers(libc::SYS_timerfd_create, [libc::CLOCK_MONOTONIC as usize, flags as usize, 0, 0, 0, 0])?;
+        plain_call(libc::SYS_timerfd_create, [libc::CLOCK_MONOTONIC as usize, flags as usize, 0, 0, 0, 0])?;
     let time = libc::timespec { tv_sec: 0, tv_nsec: milliseconds as i64 * 1_000_000 };
     let times = libc::itimerspec { it_interval: time, it_value: time };
     // SAFETY: `times` lives until the call returns.
@@ -586,7 +587,7 @@ fn has_input(fd: c_int) -> bool {
 /// Ends the process with all its threads.
 pub(crate) fn exit(code: c_int) -> ! {
     loop {
-        let _ = numbers(libc::SYS_exit_group, [code as usize, 0, 0, 0, 0, 0]);
+        let _ = plain_call(libc::SYS_exit_group, [code as usize, 0, 0, 0, 0, 0]);
     }
 }
 

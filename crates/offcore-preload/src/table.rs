@@ -16,7 +16,7 @@ pub(crate) const DESCRIPTORS: usize = 1 << 20;
 
 /// The kind of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum SocketKind {
     /// A stream on the stack: connected, connecting, bound or listening.
     Stream = 1,
     /// A datagram socket on the stack.
@@ -32,7 +32,7 @@ pub(crate) enum Kind {
     Lost = 6,
 }
 
-impl Kind {
+impl SocketKind {
     fn find(number: u64) -> Option<Self> {
         [Self::Stream, Self::Datagrams, Self::OpenStream, Self::OpenDatagrams, Self::Dead, Self::Lost]
             .into_iter()
@@ -43,7 +43,7 @@ impl Kind {
 /// A word of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    pub(crate) kind: Kind,
+    pub(crate) kind: SocketKind,
     /// Whether the program's socket has the family `AF_INET6`.
     pub(crate) v6: bool,
     /// Low 24 bits of the session's generation; for an undecided socket, bits of [`open`].
@@ -68,13 +68,13 @@ const V6: u64 = 1 << 7;
 
 impl Entry {
     /// Creates the entry of a session.
-    pub(crate) fn session(kind: Kind, v6: bool, session: Session) -> Self {
+    pub(crate) fn session(kind: SocketKind, v6: bool, session: Session) -> Self {
         Self { kind, v6, generation: session.generation & GENERATION, place: session.place }
     }
 
     /// Returns whether this is an undecided socket.
     pub(crate) fn is_open(self) -> bool {
-        matches!(self.kind, Kind::OpenStream | Kind::OpenDatagrams)
+        matches!(self.kind, SocketKind::OpenStream | SocketKind::OpenDatagrams)
     }
 
     /// Returns whether another entry belongs to the same socket.
@@ -98,7 +98,7 @@ impl Entry {
     pub(crate) fn from_word(word: u64) -> Option<Self> {
         let kind = word >> 56;
         Some(Self {
-            kind: Kind::find(kind & !V6)?,
+            kind: SocketKind::find(kind & !V6)?,
             v6: kind & V6 != 0,
             generation: (word >> 32) as u32 & GENERATION,
             place: word as u32,
@@ -150,7 +150,7 @@ pub(crate) fn has_datagrams() -> bool {
 /// Sets the entry of a descriptor. Returns `false` if the table has no room for it.
 pub(crate) fn set(fd: c_int, entry: Option<Entry>) -> bool {
     let word = word(fd);
-    if entry.is_some_and(|entry| entry.kind == Kind::Datagrams) {
+    if entry.is_some_and(|entry| entry.kind == SocketKind::Datagrams) {
         DATAGRAMS.store(true, Ordering::Relaxed);
     }
     if let Some(word) = word {

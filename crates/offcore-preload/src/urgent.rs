@@ -4,7 +4,7 @@ use core::ffi::c_int;
 
 use offcore_session::slot::{flags, state, wish};
 
-use crate::lock::Held;
+use crate::lock::SlotLock;
 use crate::session::Session;
 use crate::sys::Errno;
 use crate::vectors::Buffers;
@@ -20,12 +20,12 @@ pub(crate) unsafe fn receive(session: &Session, buffers: Buffers<'_>, how: c_int
     if session.slot.state() == state::LISTENING {
         return Err(libc::ENOTCONN);
     }
-    let _lock = Held::new(&session.slot.wishes.reading);
+    let _lock = SlotLock::new(&session.slot.wishes.reading);
     let position = session.slot.unread_urgent().filter(|_| !session.is_inline()).ok_or(libc::EINVAL)?;
     let reader = session.reader()?;
     let Some(byte) = reader.byte(position) else {
         let ends = session.is_over() || session.slot.flags() & flags::ENDED != 0;
-        return if ends || session.wants(wish::NO_READ) { Ok(0) } else { Err(libc::EAGAIN) };
+        return if ends || session.has_option_bit(wish::NO_READ) { Ok(0) } else { Err(libc::EAGAIN) };
     };
     if how & libc::MSG_PEEK == 0 {
         session.slot.take_urgent(position);

@@ -80,7 +80,7 @@ impl<'a> Buffers<'a> {
         // SAFETY: the caller guarantees that the buffers are writable; spans are mapped, and do not overlap with a
         // program's buffers.
         // copy-ok: the application's core copies the data of a read
-        self.meet(skip, spans, |ours, shared, len| unsafe { ptr::copy_nonoverlapping(shared, ours, len) })
+        self.pair_up(skip, spans, |ours, shared, len| unsafe { ptr::copy_nonoverlapping(shared, ours, len) })
     }
 
     /// Copies the buffers from byte `skip` on to shared memory. Returns the number of bytes.
@@ -91,7 +91,7 @@ impl<'a> Buffers<'a> {
         // SAFETY: the caller guarantees that the buffers are readable; spans are mapped, and do not overlap with a
         // program's buffers.
         // copy-ok: the application's core copies the data of a write
-        self.meet(skip, spans, |ours, shared, len| unsafe { ptr::copy_nonoverlapping(ours, shared, len) })
+        self.pair_up(skip, spans, |ours, shared, len| unsafe { ptr::copy_nonoverlapping(ours, shared, len) })
     }
 
     /// Copies bytes of the library to the buffers. Returns the number of bytes.
@@ -126,7 +126,7 @@ impl<'a> Buffers<'a> {
         }
     }
 
-    fn meet<'s>(
+    fn pair_up<'s>(
         self,
         skip: usize,
         spans: impl Iterator<Item = Span<'s>>,

@@ -30,7 +30,7 @@ enum Op {
     Submit,
     Take(u8),
     /// Takes chains of one buffer each and returns them at once.
-    Pass(u8),
+    UseSingles(u8),
     Return(u8),
     Publish,
     Collect(u8),
@@ -46,7 +46,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         4 => (1u8..5, any::<bool>()).prop_map(|(n, table)| Op::Add(n, table)),
         3 => Just(Op::Submit),
         3 => (1u8..9).prop_map(Op::Take),
-        2 => (0u8..40).prop_map(Op::Pass),
+        2 => (0u8..40).prop_map(Op::UseSingles),
         4 => any::<u8>().prop_map(Op::Return),
         3 => Just(Op::Publish),
         3 => (1u8..9).prop_map(Op::Collect),
@@ -72,14 +72,14 @@ enum Asked {
 
 /// A chain in the test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Numbered {
+struct TestChain {
     serial: u32,
     buffers: u8,
     /// Whether the buffers are in an indirect table.
     table: bool,
 }
 
-impl Numbered {
+impl TestChain {
     /// Number of descriptors in the ring.
     fn entries(self) -> u16 {
         if self.table { 1 } else { self.buffers.into() }
@@ -88,17 +88,17 @@ impl Numbered {
 
 /// The two sides, and the expected state of the chains.
 struct Rig<Device> {
-    driver: driver::Queue<Numbered>,
+    driver: driver::Queue<TestChain>,
     device: Device,
     memory: Arc<GuestMemory>,
     is_packed: bool,
     direction: Direction,
     serial: u32,
-    added: VecDeque<Numbered>,
-    available: VecDeque<Numbered>,
-    held: Vec<(Numbered, Chain)>,
-    returned: VecDeque<Used<Numbered>>,
-    used: VecDeque<Used<Numbered>>,
+    added: VecDeque<TestChain>,
+    available: VecDeque<TestChain>,
+    held: Vec<(TestChain, Chain)>,
+    returned: VecDeque<Used<TestChain>>,
+    used: VecDeque<Used<TestChain>>,
     device_asked: Asked,
     driver_asked: Asked,
     /// Whether the device has notified before. The first time, it always notifies.
@@ -106,7 +106,7 @@ struct Rig<Device> {
 }
 
 impl<Device: DeviceQueue> Rig<Device> {
-    fn buffers(&self, Numbered { serial, buffers, .. }: Numbered) -> Vec<(u64, u32)> {
+    fn buffers(&self, TestChain { serial, buffers, .. }: TestChain) -> Vec<(u64, u32)> {
         (0..u32::from(buffers))
             .map(|i| (BUFFERS + u64::from((serial * 7 + i) % 512) * 64, (serial + i) % 64 + 1))
             .collect()
@@ -117,12 +117,12 @@ impl<Device: DeviceQueue> Rig<Device> {
             Op::Add(n, table) => self.add(n, table)?,
             Op::Submit => self.submit()?,
             Op::Take(n) => self.take(n)?,
-            Op::Pass(n) => self.pass(n)?,
+            Op::UseSingles(n) => self.use_singles(n)?,
             Op::Return(pick) if !self.held.is_empty() => {
-                let (numbered, chain) = self.held.remove(usize::from(pick) % self.held.len());
-                let len = if self.direction == Direction::Writable { numbered.serial % 5 * 100 } else { 0 };
+                let (test_chain, chain) = self.held.remove(usize::from(pick) % self.held.len());
+                let len = if self.direction == Direction::Writable { test_chain.serial % 5 * 100 } else { 0 };
                 self.device.push_used(chain, len);
-                self.returned.push_back(Used { token: numbered, len });
+                self.returned.push_back(Used { token: test_chain, len });
             }
             Op::Publish => self.publish()?,
             Op::Collect(n) => {
@@ -164,7 +164,7 @@ impl<Device: DeviceQueue> Rig<Device> {
     }
 
     /// Writes the indirect table of a chain. Returns its address and its length in bytes.
-    fn table(&self, chain: Numbered) -> (u64, u32) {
+    fn table(&self, chain: TestChain) -> (u64, u32) {
         let table = TABLES + u64::from(chain.serial % 512) * 64;
         for (i, (addr, len)) in (1u16..).zip(self.buffers(chain)) {
             let more = if i < chain.buffers.into() { VIRTQ_DESC_F_NEXT } else { 0 };
@@ -180,20 +180,20 @@ impl<Device: DeviceQueue> Rig<Device> {
     }
 
     fn add(&mut self, buffers: u8, table: bool) -> Result<(), TestCaseError> {
-        let numbered = Numbered { serial: self.serial, buffers, table };
-        let fits = self.driver.free() >= numbered.entries();
-        let buffers = self.buffers(numbered);
+        let test_chain = TestChain { serial: self.serial, buffers, table };
+        let fits = self.driver.free() >= test_chain.entries();
+        let buffers = self.buffers(test_chain);
         let result = match buffers[..] {
             _ if table => {
-                let (address, len) = self.table(numbered);
-                self.driver.add_indirect(address, len, numbered)
+                let (address, len) = self.table(test_chain);
+                self.driver.add_indirect(address, len, test_chain)
             }
-            [(addr, len)] => self.driver.add(addr, len, self.direction, numbered),
-            _ => self.driver.add_chain(&buffers, self.direction, numbered),
+            [(addr, len)] => self.driver.add(addr, len, self.direction, test_chain),
+            _ => self.driver.add_chain(&buffers, self.direction, test_chain),
         };
-        prop_assert_eq!(result, if fits { Ok(()) } else { Err(numbered) });
+        prop_assert_eq!(result, if fits { Ok(()) } else { Err(test_chain) });
         if fits {
-            self.added.push_back(numbered);
+            self.added.push_back(test_chain);
         }
         self.serial += 1;
         Ok(())
@@ -221,8 +221,8 @@ impl<Device: DeviceQueue> Rig<Device> {
         let mut ahead = 0;
         for _ in 0..n {
             prop_assert_eq!(self.device.has(ahead).unwrap(), !self.available.is_empty());
-            let Some(numbered) = self.available.pop_front() else { break };
-            let expected = self.buffers(numbered);
+            let Some(test_chain) = self.available.pop_front() else { break };
+            let expected = self.buffers(test_chain);
             let mut found = Vec::new();
             let base = self.memory.translate_user(0, 1).unwrap();
             let chain = self.device.walk(ahead, &self.memory, self.direction, &mut 64, |buffer| {
@@ -232,18 +232,18 @@ impl<Device: DeviceQueue> Rig<Device> {
             prop_assert_eq!(&found, &expected);
             if let Some((buffer, single)) = single(&mut self.device, ahead, &self.memory, self.direction) {
                 prop_assert_eq!(
-                    (buffer.len, single, found.len(), numbered.table),
+                    (buffer.len, single, found.len(), test_chain.table),
                     (expected[0].1, chain, 1, false)
                 );
             }
-            self.held.push((numbered, chain));
+            self.held.push((test_chain, chain));
             ahead += chain.entries;
         }
         self.device.consume(ahead);
         Ok(())
     }
 
-    fn pass(&mut self, n: u8) -> Result<(), TestCaseError> {
+    fn use_singles(&mut self, n: u8) -> Result<(), TestCaseError> {
         let ready = self.device.look(n.into()).unwrap();
         let wanted = Wanted { direction: self.direction, least: 0, most: u32::MAX };
         let singles = self.device.singles(0, n.into(), &self.memory, wanted);
@@ -295,7 +295,8 @@ impl<Device: DeviceQueue> Rig<Device> {
 }
 
 fn agree<Device: DeviceQueue>(
-    (memory, layout): (Arc<GuestMemory>, Layout),
+    memory: Arc<GuestMemory>,
+    layout: Layout,
     ops: Vec<Op>,
     event_idx: bool,
     direction: Direction,
@@ -347,9 +348,9 @@ proptest! {
         let (memory, layout) = guest(size, true);
         let Layout::Packed(ring) = layout.clone() else { unreachable!() };
         let device = |base| {
-            packed::device::Queue::new(ring.clone(), base, event_idx, true).unwrap().at_level(level)
+            packed::device::PackedDevice::new(ring.clone(), base, event_idx, true).unwrap().at_level(level)
         };
-        agree((memory, layout), ops, event_idx, direction, packed::FRESH_BASE, device)?;
+        agree(memory, layout, ops, event_idx, direction, packed::FRESH_BASE, device)?;
     }
 
     /// The same for a split queue.
@@ -360,7 +361,7 @@ proptest! {
         let (memory, layout) = guest(1 << size_bits, false);
         let Layout::Split(ring) = layout.clone() else { unreachable!() };
         let device =
-            |base| split::device::Queue::new(ring.clone(), base as u16, event_idx, true).at_level(level);
-        agree((memory, layout), ops, event_idx, direction, 0, device)?;
+            |base| split::device::SplitDevice::new(ring.clone(), base as u16, event_idx, true).at_level(level);
+        agree(memory, layout, ops, event_idx, direction, 0, device)?;
     }
 }

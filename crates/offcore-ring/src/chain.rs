@@ -39,10 +39,10 @@ pub struct Descriptor {
 #[inline(always)]
 pub(crate) unsafe fn read_descriptor(at: *const Descriptor) -> Descriptor {
     let words: *const u64 = at.cast();
-    // SAFETY: 16 mapped bytes, as the caller guarantees. Volatile, so that the value is read exactly once, even if the
-    // other side changes it.
+    // SAFETY: `at` points to 16 mapped bytes, as the caller guarantees. Volatile, so that the value is read exactly
+    // once, even if the other side changes it.
     let addr = unsafe { words.read_volatile() };
-    // SAFETY: as above.
+    // SAFETY: this is the second half of the 16 mapped bytes. Volatile, so that it is read exactly once.
     let rest = unsafe { words.add(1).read_volatile() };
     Descriptor { addr, len: rest as u32, flags: (rest >> 32) as u16, next: (rest >> 48) as u16 }
 }
@@ -53,7 +53,7 @@ pub(crate) unsafe fn read_descriptor(at: *const Descriptor) -> Descriptor {
 /// `at` must point to 16 mapped bytes.
 pub(crate) unsafe fn read_unaligned(at: NonNull<u8>) -> Descriptor {
     if (at.as_ptr() as usize).is_multiple_of(8) {
-        // SAFETY: 16 mapped bytes, as the caller guarantees, and aligned to 8.
+        // SAFETY: `at` points to 16 mapped bytes, as the caller guarantees, and is aligned to 8.
         return unsafe { read_descriptor(at.as_ptr().cast()) };
     }
     // SAFETY: 16 mapped bytes; an array of bytes needs no alignment.
@@ -146,7 +146,9 @@ impl Walker<'_> {
     /// Checks the direction of a descriptor with `flags`, and visits its buffer of `len` bytes at `addr`.
     pub(crate) fn descriptor(
         &mut self,
-        (addr, len, flags): (u64, u32, u16),
+        addr: u64,
+        len: u32,
+        flags: u16,
         visit: &mut impl FnMut(Buffer),
     ) -> Result<(), RingError> {
         self.read += 1;

@@ -11,9 +11,9 @@ use crate::{Inflight, Layout, RingError, packed, split};
 #[derive(Debug)]
 pub enum Queue {
     /// A split queue.
-    Split(split::device::Queue),
+    Split(split::device::SplitDevice),
     /// A packed queue.
-    Packed(packed::device::Queue),
+    Packed(packed::device::PackedDevice),
 }
 
 impl Queue {
@@ -25,10 +25,10 @@ impl Queue {
         Ok(match layout {
             // The control side has checked that the base fits into 16 bits. Other bits are ignored.
             Layout::Split(layout) => {
-                Self::Split(split::device::Queue::new(layout, base as u16, event_idx, indirect))
+                Self::Split(split::device::SplitDevice::new(layout, base as u16, event_idx, indirect))
             }
             Layout::Packed(layout) => {
-                Self::Packed(packed::device::Queue::new(layout, base, event_idx, indirect)?)
+                Self::Packed(packed::device::PackedDevice::new(layout, base, event_idx, indirect)?)
             }
         })
     }

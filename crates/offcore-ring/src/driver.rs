@@ -10,9 +10,9 @@ use crate::{Layout, RingError, packed, split};
 #[derive(Debug)]
 pub enum Queue<T> {
     /// The driver side of a split queue.
-    Split(split::driver::Queue<T>),
+    Split(split::driver::SplitDriver<T>),
     /// The driver side of a packed queue.
-    Packed(packed::driver::Queue<T>),
+    Packed(packed::driver::PackedDriver<T>),
 }
 
 /// Calls the same method for either format.
@@ -29,8 +29,8 @@ impl<T> Queue<T> {
     /// Creates the driver side of a new queue. Initializes the memory of the queue.
     pub fn new(layout: impl Into<Layout>, event_idx: bool) -> Self {
         match layout.into() {
-            Layout::Split(layout) => Self::Split(split::driver::Queue::new(layout, event_idx)),
-            Layout::Packed(layout) => Self::Packed(packed::driver::Queue::new(layout, event_idx)),
+            Layout::Split(layout) => Self::Split(split::driver::SplitDriver::new(layout, event_idx)),
+            Layout::Packed(layout) => Self::Packed(packed::driver::PackedDriver::new(layout, event_idx)),
         }
     }
 

@@ -52,7 +52,7 @@ pub struct Inflight {
 
 // SAFETY: the part is accessed only by atomics, and stays mapped as long as this value exists.
 unsafe impl Send for Inflight {}
-// SAFETY: as above.
+// SAFETY: all threads access the part by atomics only, and it stays mapped as long as this value exists.
 unsafe impl Sync for Inflight {}
 
 impl Inflight {
@@ -159,7 +159,8 @@ impl Inflight {
 
     #[inline(always)]
     fn u16_at(&self, offset: usize) -> &AtomicU16 {
-        // SAFETY: as in `u64_at`.
+        // SAFETY: callers pass offsets of two-byte fields of the part, which is completely in the mapping. The part and
+        // the offsets are aligned.
         unsafe { AtomicU16::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 }

@@ -11,9 +11,9 @@ use crate::{Inflight, RingError, packed, split};
 #[derive(Clone, Debug)]
 pub enum Layout {
     /// Descriptor table, available ring, used ring.
-    Split(split::Layout),
+    Split(split::SplitLayout),
     /// Descriptor ring, driver and device event suppression structures.
-    Packed(packed::Layout),
+    Packed(packed::PackedLayout),
 }
 
 impl Layout {
@@ -29,9 +29,9 @@ impl Layout {
         packed: bool,
     ) -> Result<Self, RingError> {
         if packed {
-            packed::Layout::in_memory(memory, parts, size).map(Self::Packed)
+            packed::PackedLayout::in_memory(memory, parts, size).map(Self::Packed)
         } else {
-            split::Layout::in_memory(memory, parts, size).map(Self::Split)
+            split::SplitLayout::in_memory(memory, parts, size).map(Self::Split)
         }
     }
 
@@ -78,14 +78,14 @@ impl Layout {
     }
 }
 
-impl From<split::Layout> for Layout {
-    fn from(layout: split::Layout) -> Self {
+impl From<split::SplitLayout> for Layout {
+    fn from(layout: split::SplitLayout) -> Self {
         Self::Split(layout)
     }
 }
 
-impl From<packed::Layout> for Layout {
-    fn from(layout: packed::Layout) -> Self {
+impl From<packed::PackedLayout> for Layout {
+    fn from(layout: packed::PackedLayout) -> Self {
         Self::Packed(layout)
     }
 }

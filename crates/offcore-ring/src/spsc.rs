@@ -60,7 +60,8 @@ struct Shared<T> {
 // only the consumer does (the producer may still read it). The cursors' release stores and acquire loads order the two.
 // Items move between threads, so they must be Send.
 unsafe impl<T: Send> Send for Shared<T> {}
-// SAFETY: as above.
+// SAFETY: a slot belongs to the producer until its publication, then to the consumer until its release. The cursors'
+// release stores and acquire loads order the two.
 unsafe impl<T: Send> Sync for Shared<T> {}
 
 impl<T> Drop for Shared<T> {

@@ -118,7 +118,7 @@ fn serve(guest: &Guest, queue: &mut impl DeviceQueue, kick: &Bell, call: &Bell) 
             assert_eq!(buffers.get(1).map(|b| b.1), tail.then_some(next as u32 % 16));
             // SAFETY: the address is inside the guest's memory, and the device owns the buffer until it is returned.
             assert_eq!(unsafe { at.read_volatile() }, next);
-            // SAFETY: as above.
+            // SAFETY: the address is inside the guest's memory, and the device owns the buffer until it is returned.
             unsafe { at.write_volatile(!next) };
             let chain = chain.unwrap();
             queue.consume(chain.entries);

@@ -35,7 +35,7 @@ use crate::cell::VringCell;
 use crate::connection::{Listener, Role, SocketAccess, SocketError};
 use crate::{eventfd, features};
 
-pub use device::{Device, DeviceError, DeviceEvents};
+pub use device::{DeviceEvents, VhostDevice, VhostDeviceError};
 pub use error::ControlError;
 pub use status::{RingState, Status, VringStatus};
 
@@ -69,7 +69,7 @@ pub struct BackendConfig {
     /// Maximum amount of guest memory that is mapped for a front end, in bytes. Memory that the front end never touches
     /// itself is charged to this process when packets are written to it, up to this amount.
     pub max_memory: u64,
-    /// Whether engines may make copies for this port. Otherwise, [`Device::register_async`] is refused.
+    /// Whether engines may make copies for this port. Otherwise, [`VhostDevice::register_async`] is refused.
     pub asynchronous: bool,
     /// How long a worker may take to release a virtqueue.
     pub timeout: Duration,
@@ -118,7 +118,7 @@ pub enum StartError {
 
 /// A running back end. Dropping it stops it.
 pub struct Backend {
-    device: Device,
+    device: VhostDevice,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
@@ -147,7 +147,7 @@ impl Backend {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|source| StartError::System { what: "eventfd", source: source.into() })?;
         let stop = Arc::new(stop);
-        let device = Device::new(&config);
+        let device = VhostDevice::new(&config);
         let control = control::Control::new(config, device.clone(), listener, Arc::clone(&stop), events);
         let thread = std::thread::Builder::new()
             .name("vhost-control".into())
@@ -162,7 +162,7 @@ impl Backend {
     }
 
     /// The device that front ends see.
-    pub fn device(&self) -> &Device {
+    pub fn device(&self) -> &VhostDevice {
         &self.device
     }
 

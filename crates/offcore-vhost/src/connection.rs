@@ -229,8 +229,7 @@ impl Connection {
         let partial = &mut self.partial;
         while partial.head_len < HEADER {
             let into = &mut partial.head[partial.head_len..];
-            match receive_some((&self.socket, &self.errands), into, &mut partial.fds, &mut partial.fds_lost)?
-            {
+            match receive_some(&self.socket, &self.errands, into, &mut partial.fds, &mut partial.fds_lost)? {
                 None => return Ok(false),
                 Some(0) if partial.head_len == 0 => return Err(ConnectionError::Closed),
                 Some(0) => {
@@ -248,8 +247,7 @@ impl Connection {
         let partial = &mut self.partial;
         while partial.payload_len < partial.payload.len() {
             let into = &mut partial.payload[partial.payload_len..];
-            match receive_some((&self.socket, &self.errands), into, &mut partial.fds, &mut partial.fds_lost)?
-            {
+            match receive_some(&self.socket, &self.errands, into, &mut partial.fds, &mut partial.fds_lost)? {
                 None => return Ok(false),
                 Some(0) => {
                     let (received, expected) = (partial.payload_len, partial.payload.len());
@@ -283,7 +281,8 @@ impl AsFd for Connection {
 /// Receives available bytes into `into`. Returns `None` if nothing is available, and 0 at the end of the stream. Every
 /// passed file descriptor is either added to `fds`, or closed and reported in `lost`.
 fn receive_some(
-    (socket, errands): (&PassedFd, &Errands),
+    socket: &PassedFd,
+    errands: &Errands,
     into: &mut [u8],
     fds: &mut Vec<PassedFd>,
     lost: &mut bool,

@@ -24,9 +24,9 @@ use crate::cell::{VringCell, VringConfig};
 use crate::features::NET_HEADER;
 use crate::pieces::MAX_PIECES;
 use crate::room::Allowance;
-use crate::vring::{Active, Call, InFlight, Taken, Vring, burst_limit};
+use crate::vring::{Active, InFlight, QueueCall, Taken, Vring, burst_limit};
 use backlog::Backlog;
-use gather::{Gather, Gathered, start_of};
+use gather::{DequeueGather, Gathered, start_of};
 use headers::{check_copies, check_headers};
 
 /// Maximum length of a frame in bytes: a packet of 64 KiB for segmentation, with Ethernet header and two VLAN tags.
@@ -161,7 +161,7 @@ impl Dequeue {
         let Some(active) = active.as_mut() else { return Ok(()) };
         let Context { mover, cache, clock, burst: most } = &mut *ctx;
         let (most, already) = (*most, dequeued.packets);
-        let mut call = Call { active, cell, chains, cache, clock, burst, done: dequeued };
+        let mut call = QueueCall { active, cell, chains, cache, clock, burst, done: dequeued };
         let mut plan = copies.plan(mover);
         if !plan.by_core() {
             let wanted = burst_limit(most).min(plan.copies);
@@ -253,7 +253,7 @@ impl Dequeue {
     }
 }
 
-impl Call<'_, Dequeued> {
+impl QueueCall<'_, Dequeued> {
     /// Gathers and submits at most `wanted` packets. If their copies are immediate, also publishes them.
     ///
     /// # Errors
@@ -271,7 +271,7 @@ impl Call<'_, Dequeued> {
         let first_new = burst.len();
         let wanted = wanted.min(batch.packets());
         let allowance = Allowance::new();
-        let gather = Gather { config, batch: &mut batch, cache, burst, chains, dequeued, allowance };
+        let gather = DequeueGather { config, batch: &mut batch, cache, burst, chains, dequeued, allowance };
         let (taken, result) = with_queue!(queue, queue => gather.burst(queue, wanted));
         if taken == 0 {
             return result;

@@ -20,7 +20,7 @@ use crate::dirty::Logging;
 use crate::features::NET_HEADER;
 use crate::pieces::{self, MAX_PIECES, Piece, pieces_of};
 use crate::room::{Room, Unfit};
-use crate::vring::{Active, Call, Chains, InFlight, Out, Taken, Vring, burst_limit};
+use crate::vring::{Active, Chains, InFlight, Out, QueueCall, Taken, Vring, burst_limit};
 
 /// Counters of one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,7 +82,7 @@ impl Enqueue {
         let Vring { copies, active, chains, cell, .. } = &mut self.vring;
         let Some(active) = active.as_mut() else { return submitted };
         let Context { mover, cache, clock, .. } = ctx;
-        let mut call = Call { active, cell, chains, cache, clock, burst, done: &mut submitted };
+        let mut call = QueueCall { active, cell, chains, cache, clock, burst, done: &mut submitted };
         let mut by_core = false;
         let mut broken = None;
         while !call.burst.is_empty() {
@@ -169,7 +169,7 @@ impl Enqueue {
     }
 }
 
-impl Call<'_, Submitted> {
+impl QueueCall<'_, Submitted> {
     /// Gathers and submits one batch. Packets that are complete afterwards are published and freed. If the batch ended
     /// before the end of the burst, returns the reason.
     #[inline(always)]
@@ -182,7 +182,7 @@ impl Call<'_, Submitted> {
         let Active { queue, config, mergeable, offloads, logging, room, .. } = &mut **active;
         let pool = cache.pool();
         let (taken, stop) = with_queue!(queue, queue => {
-            let mut gather = Gather {
+            let mut gather = EnqueueGather {
                 queue,
                 config,
                 mergeable: *mergeable,
@@ -223,7 +223,7 @@ impl Call<'_, Submitted> {
 }
 
 /// Walks chains and gathers the copies of one batch.
-struct Gather<'a, 'b, Q, const IMMEDIATE: bool> {
+struct EnqueueGather<'a, 'b, Q, const IMMEDIATE: bool> {
     queue: &'a mut Q,
     config: &'a VringConfig,
     mergeable: bool,
@@ -239,7 +239,7 @@ struct Gather<'a, 'b, Q, const IMMEDIATE: bool> {
     known: u16,
 }
 
-impl<Q: DeviceQueue, const IMMEDIATE: bool> Gather<'_, '_, Q, IMMEDIATE> {
+impl<Q: DeviceQueue, const IMMEDIATE: bool> EnqueueGather<'_, '_, Q, IMMEDIATE> {
     /// Adds packets until one does not fit. Returns the number of packets added and the reason for the end.
     #[inline(always)]
     fn burst(&mut self, packets: &mut [Packet], submitted: &mut Submitted) -> (usize, Option<Stop>) {

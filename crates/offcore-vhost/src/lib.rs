@@ -25,7 +25,7 @@ mod room;
 pub mod testing;
 pub mod vring;
 
-pub use backend::{Backend, BackendConfig, Device, DeviceEvents};
+pub use backend::{Backend, BackendConfig, DeviceEvents, VhostDevice};
 pub use cell::{VringCell, VringConfig};
 pub use connection::Role;
 pub use dequeue::Dequeue;

@@ -188,13 +188,13 @@ macro_rules! requests {
 
 requests! {
     /// Requests the offered virtio features.
-    GetFeatures = GET_FEATURES, nothing;
+    GetFeatures = GET_FEATURES, empty;
     /// Sets the virtio features.
     SetFeatures(features: u64) = SET_FEATURES, value;
     /// Begins a session.
-    SetOwner = SET_OWNER, nothing;
+    SetOwner = SET_OWNER, empty;
     /// Deprecated and ignored.
-    ResetOwner = RESET_OWNER, nothing;
+    ResetOwner = RESET_OWNER, empty;
     /// Sets the guest's memory: regions, each with its file.
     SetMemTable(regions: Vec<(MemoryRegion, F)>) = SET_MEM_TABLE, regions;
     /// Sets the dirty log and its file.
@@ -214,11 +214,11 @@ requests! {
     /// Sets the eventfd that the device uses to report a broken virtqueue.
     SetVringErr(err: VringFd<F>) = SET_VRING_ERR, vring_fd;
     /// Requests the offered protocol features.
-    GetProtocolFeatures = GET_PROTOCOL_FEATURES, nothing;
+    GetProtocolFeatures = GET_PROTOCOL_FEATURES, empty;
     /// Sets the protocol features.
     SetProtocolFeatures(features: u64) = SET_PROTOCOL_FEATURES, value;
     /// Requests the number of queue pairs.
-    GetQueueNum = GET_QUEUE_NUM, nothing;
+    GetQueueNum = GET_QUEUE_NUM, empty;
     /// Enables (`num` is 1) or disables (`num` is 0) a virtqueue.
     SetVringEnable(enable: VringState) = SET_VRING_ENABLE, state;
     /// Sets the MTU shown to the guest, in bytes.
@@ -226,9 +226,9 @@ requests! {
     /// Passes a socket for requests by the back end.
     SetBackendReqFd(fd: F) = SET_BACKEND_REQ_FD, fd;
     /// Stops all virtqueues and discards the negotiated state.
-    ResetDevice = RESET_DEVICE, nothing;
+    ResetDevice = RESET_DEVICE, empty;
     /// Requests the maximum number of memory regions that can be added one by one.
-    GetMaxMemSlots = GET_MAX_MEM_SLOTS, nothing;
+    GetMaxMemSlots = GET_MAX_MEM_SLOTS, empty;
     /// Adds a region to the guest's memory, with its file.
     AddMemReg(region: MemoryRegion, fd: F) = ADD_MEM_REG, region;
     /// Removes the region with the same guest address, size and front-end address. A file descriptor is ignored, but
@@ -241,7 +241,7 @@ requests! {
     /// Sets the virtio device status (virtio 1.2, section 2.1).
     SetStatus(status: u64) = SET_STATUS, value;
     /// Requests the virtio device status.
-    GetStatus = GET_STATUS, nothing;
+    GetStatus = GET_STATUS, empty;
 }
 
 impl<F> Request<F> {

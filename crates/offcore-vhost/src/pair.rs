@@ -28,7 +28,7 @@ use crate::enqueue::Enqueue;
 use crate::features::NET_HEADER;
 use crate::room::Allowance;
 use crate::vring::{Chains, Out, Vring, burst_limit};
-use gather::{End, Gather};
+use gather::{End, PairGather};
 use head::Head;
 
 /// Maximum number of packets of a pair in flight.
@@ -208,7 +208,7 @@ impl Pair {
         let mut plan = self.copies.plan(ctx.mover);
         let end = loop {
             let wanted = burst_limit(ctx.burst);
-            let mut call = Call { from, to, chains: &mut self.chains, clock: ctx.clock, forwarded };
+            let mut call = PairCall { from, to, chains: &mut self.chains, clock: ctx.clock, forwarded };
             let (taken, end) = match self.copies.begin(ctx.mover, &mut plan) {
                 Begun::Immediate(batch) => call.submit(batch, wanted, &mut rewrite),
                 Begun::Queued(batch) => call.submit(batch, wanted, &mut rewrite),
@@ -302,7 +302,7 @@ impl Pair {
 }
 
 /// Everything that one call needs to take packets.
-struct Call<'a> {
+struct PairCall<'a> {
     from: &'a mut Vring,
     to: &'a mut Vring,
     chains: &'a mut Chains,
@@ -310,7 +310,7 @@ struct Call<'a> {
     forwarded: &'a mut Forwarded,
 }
 
-impl Call<'_> {
+impl PairCall<'_> {
     /// Gathers and submits at most `wanted` packets. If their copies are immediate, also publishes them. Returns the
     /// number of packets and why the batch ended.
     #[inline(always)]
@@ -325,7 +325,7 @@ impl Call<'_> {
             return (0, End::Done);
         };
         let wanted = wanted.min(batch.packets());
-        let mut gather = Gather {
+        let mut gather = PairGather {
             batch: &mut batch,
             chains,
             sender: &sender.config,

@@ -9,7 +9,7 @@ use crate::{
 };
 
 pub use address::{link_local, multicast_mac, solicited_node};
-pub use extension::{Fragment, MAX_EXTENSIONS, Transport};
+pub use extension::{Fragment, MAX_EXTENSIONS, TransportHeader};
 pub use problem::Problem;
 
 mod address;
@@ -129,13 +129,13 @@ impl<'a> Ipv6Packet<'a> {
     /// the packet must be forwarded, [`WireError::Extension`] for any other extension header, and
     /// [`WireError::TooManyHeaders`].
     #[inline]
-    pub fn transport(&self) -> Result<Transport<'a>, WireError> {
+    pub fn transport(&self) -> Result<TransportHeader<'a>, WireError> {
         match self.next_header() {
             IpProtocol::HOP_BY_HOP => {
                 let (next_header, rest) = extension::options(self.payload)?;
-                Transport::behind(next_header, rest)
+                TransportHeader::behind(next_header, rest)
             }
-            next_header => Transport::behind(next_header, self.payload),
+            next_header => TransportHeader::behind(next_header, self.payload),
         }
     }
 }

@@ -55,7 +55,7 @@ mod record {
 
 /// A packet of a file. Its bytes are in the buffer that the caller passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Record {
+pub struct PcapRecord {
     /// Capture time in nanoseconds since 1970.
     pub timestamp_ns: u64,
     /// Number of captured bytes, from the start of the buffer on.
@@ -131,7 +131,7 @@ impl<R: Read> PcapReader<R> {
     /// [`PcapError::BufferTooSmall`] if the packet does not fit. It was skipped then, and the next call reads the next
     /// packet. [`PcapError::TruncatedRecord`], [`PcapError::RecordTooLong`] and [`PcapError::Io`] end the file.
     #[inline]
-    pub fn next_record(&mut self, buffer: &mut [u8]) -> Result<Option<Record>, PcapError> {
+    pub fn next_record(&mut self, buffer: &mut [u8]) -> Result<Option<PcapRecord>, PcapError> {
         let Some(record) = self.next_header()? else { return Ok(None) };
         let found = buffer.len();
         let Some(packet) = buffer.get_mut(..record.len) else {
@@ -149,7 +149,7 @@ impl<R: Read> PcapReader<R> {
     /// # Errors
     /// The same as for [`PcapReader::next_record`], except for [`PcapError::BufferTooSmall`].
     #[inline]
-    pub fn next_header(&mut self) -> Result<Option<Record>, PcapError> {
+    pub fn next_header(&mut self) -> Result<Option<PcapRecord>, PcapError> {
         if self.left > 0 {
             self.pass_over()?;
         }
@@ -171,7 +171,7 @@ impl<R: Read> PcapReader<R> {
         (self.len, self.left) = (captured_len as usize, captured_len as usize);
         let seconds = u64::from(self.order.u32(&header, record::SECONDS));
         let fraction = u64::from(self.order.u32(&header, record::FRACTION));
-        Ok(Some(Record {
+        Ok(Some(PcapRecord {
             timestamp_ns: seconds * NANOS_PER_SECOND + fraction * self.unit_ns,
             len: self.len,
             original_len: self.order.u32(&header, record::ORIGINAL_LEN),

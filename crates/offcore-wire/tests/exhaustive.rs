@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "the helpers of a test are part of it")]
 
 use offcore_wire::{
-    Fragment, IpProtocol, Ipv4Packet, Ipv6Packet, TcpOptions, TcpSegment, UdpDatagram, ipv6::Transport,
+    Fragment, IpProtocol, Ipv4Packet, Ipv6Packet, TcpOptions, TcpSegment, UdpDatagram, ipv6::TransportHeader,
 };
 
 /// Returns different bytes, so that the position of a part can be identified.
@@ -123,7 +123,7 @@ fn every_short_chain_of_extensions() {
         bytes[8..8 + row.len() - half].copy_from_slice(&row[half..]);
         for first in [0, 6, 43, 44, 60] {
             for len in [0, 1, 7, 8, 9, 15, 16, 20] {
-                let Ok(found) = Transport::behind(IpProtocol(first), &bytes[..len]) else { continue };
+                let Ok(found) = TransportHeader::behind(IpProtocol(first), &bytes[..len]) else { continue };
                 assert!(
                     bytes[..len].ends_with(found.payload) && (len - found.payload.len()).is_multiple_of(8)
                 );

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use offcore_dsa::config::sysfs::{self, Device, Roots};
+use offcore_dsa::config::sysfs::{self, Roots, SysfsDevice};
 use offcore_dsa::explain;
 
 use crate::args::Format;
@@ -175,7 +175,7 @@ impl RootArgs {
     }
 
     /// Returns all devices, or the requested one.
-    fn devices(&self, name: Option<&str>) -> anyhow::Result<Vec<Device>> {
+    fn devices(&self, name: Option<&str>) -> anyhow::Result<Vec<SysfsDevice>> {
         let roots = self.roots();
         if let Some(name) = name {
             return Ok(vec![sysfs::find(&roots, name)?]);

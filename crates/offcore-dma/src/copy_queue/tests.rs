@@ -58,8 +58,8 @@ impl Bed {
         let Self { mover, queue, clock, source, target, sent, .. } = self;
         let first = *sent;
         let complete = match queue.begin(mover, &mut plan) {
-            Begun::Immediate(batch) => gather(batch, kinds, (source, target), sent, clock),
-            Begun::Queued(batch) => gather(batch, kinds, (source, target), sent, clock),
+            Begun::Immediate(batch) => gather(batch, kinds, source, target, sent, clock),
+            Begun::Queued(batch) => gather(batch, kinds, source, target, sent, clock),
         };
         assert!(complete.is_empty() || complete == (first..*sent).collect::<Vec<_>>());
         complete.iter().for_each(|&number| self.check(number));
@@ -103,7 +103,8 @@ impl Bed {
 fn gather<const IMMEDIATE: bool>(
     mut batch: Batch<'_, usize, IMMEDIATE>,
     kinds: &[Kind],
-    (source, target): (&mut [u8], &mut [u8]),
+    source: &mut [u8],
+    target: &mut [u8],
     sent: &mut usize,
     clock: &mut StageClock,
 ) -> Vec<usize> {

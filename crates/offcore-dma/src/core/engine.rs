@@ -17,7 +17,7 @@ const RELEASED: usize = 32;
 
 /// State shared by the device, its channels and its engine.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct HelperShared {
     pub(super) name: String,
     open: AtomicUsize,
     /// Counts arrivals and withdrawals of channels.
@@ -32,7 +32,7 @@ pub(super) struct Shared {
     arriving: Mutex<Vec<Served>>,
 }
 
-impl Shared {
+impl HelperShared {
     pub(super) fn new(name: String) -> Self {
         Self {
             name,
@@ -114,14 +114,14 @@ impl Served {
 /// The engine: a loop body over all channels of its device, for the thread that owns it.
 #[derive(Debug)]
 pub struct Stepper {
-    shared: Arc<Shared>,
+    shared: Arc<HelperShared>,
     generation: u64,
     channels: Vec<Served>,
     cached_stores_only: bool,
 }
 
 impl Stepper {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
+    pub(super) fn new(shared: Arc<HelperShared>) -> Self {
         Self { shared, generation: 0, channels: Vec::new(), cached_stores_only: false }
     }
 

@@ -26,7 +26,7 @@
 
 /// The kinds of routine. The vector width depends on the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum RoutineKind {
     Plain,
     Ahead,
     NonTemporal,
@@ -55,18 +55,18 @@ impl Size {
 pub(super) enum Past {
     /// None: the copies' reader must find them in a cache.
     None,
-    /// All except [`Kind::Direct`], because the CPU does not have the instruction.
+    /// All except [`RoutineKind::Direct`], because the CPU does not have the instruction.
     NonTemporal,
     /// All of them.
     Direct,
 }
 
 impl Past {
-    fn allows(self, kind: Kind) -> bool {
+    fn allows(self, kind: RoutineKind) -> bool {
         match kind {
-            Kind::Plain | Kind::Ahead => true,
-            Kind::NonTemporal => self != Self::None,
-            Kind::Direct => self == Self::Direct,
+            RoutineKind::Plain | RoutineKind::Ahead => true,
+            RoutineKind::NonTemporal => self != Self::None,
+            RoutineKind::Direct => self == Self::Direct,
         }
     }
 }
@@ -74,30 +74,32 @@ impl Past {
 /// A routine that may replace the present one: it wins if it takes less than this fraction of the present routine's
 /// time.
 #[derive(Clone, Copy, Debug)]
-struct Rival(Kind, f64);
+struct Rival(RoutineKind, f64);
 
 /// Returns the rivals of a routine. Bypassing the caches is only tried if `plain` has lost, because data in the core's
-/// own caches shall stay there. These rivals are at the end of a list, with [`Kind::Direct`] last: the list is cut
+/// own caches shall stay there. These rivals are at the end of a list, with [`RoutineKind::Direct`] last: the list is cut
 /// before the routines that are not candidates.
-const fn rivals(present: Kind, size: Size) -> &'static [Rival] {
+const fn rivals(present: RoutineKind, size: Size) -> &'static [Rival] {
     match (present, size) {
-        (Kind::Plain, _) => &[Rival(Kind::Ahead, 0.95)],
-        (Kind::Ahead, Size::Small) => &[Rival(Kind::Plain, 0.95)],
-        (Kind::Ahead, Size::Large) => {
-            &[Rival(Kind::Plain, 0.95), Rival(Kind::NonTemporal, 0.5), Rival(Kind::Direct, 0.5)]
-        }
+        (RoutineKind::Plain, _) => &[Rival(RoutineKind::Ahead, 0.95)],
+        (RoutineKind::Ahead, Size::Small) => &[Rival(RoutineKind::Plain, 0.95)],
+        (RoutineKind::Ahead, Size::Large) => &[
+            Rival(RoutineKind::Plain, 0.95),
+            Rival(RoutineKind::NonTemporal, 0.5),
+            Rival(RoutineKind::Direct, 0.5),
+        ],
         // Returns to the caches if the saving is not much more than a third.
-        (Kind::NonTemporal, _) => &[Rival(Kind::Ahead, 1.7), Rival(Kind::Direct, 0.87)],
-        (Kind::Direct, _) => &[Rival(Kind::Ahead, 1.7), Rival(Kind::NonTemporal, 0.87)],
+        (RoutineKind::NonTemporal, _) => &[Rival(RoutineKind::Ahead, 1.7), Rival(RoutineKind::Direct, 0.87)],
+        (RoutineKind::Direct, _) => &[Rival(RoutineKind::Ahead, 1.7), Rival(RoutineKind::NonTemporal, 0.87)],
     }
 }
 
 /// The choice for one queue and one size.
 #[derive(Clone, Debug)]
-pub(super) struct Choice {
+pub(super) struct RoutineChoice {
     size: Size,
     past: Past,
-    present: Kind,
+    present: RoutineKind,
     /// Index of the next rival in the list.
     next: usize,
     /// Number of consecutive wins of that rival.
@@ -114,7 +116,7 @@ pub(super) struct Choice {
     unusual: u32,
 }
 
-impl Choice {
+impl RoutineChoice {
     /// Number of bursts between two timed ones.
     pub(super) const TIMED: u32 = 16;
     /// Number of bursts between two trials, while nothing changes.
@@ -136,7 +138,7 @@ impl Choice {
         let mut choice = Self {
             size,
             past,
-            present: Kind::Ahead,
+            present: RoutineKind::Ahead,
             next: 0,
             wins: 0,
             present_cost: None,
@@ -155,12 +157,12 @@ impl Choice {
     }
 
     /// Returns the routine for bursts that are not timed.
-    pub(super) fn present(&self) -> Kind {
+    pub(super) fn present(&self) -> RoutineKind {
         self.present
     }
 
     /// Returns the routine for the next timed burst.
-    pub(super) fn timed(&self) -> Kind {
+    pub(super) fn timed(&self) -> RoutineKind {
         match self.present_cost {
             Some(_) => self.rivals()[self.next].0,
             None => self.present,

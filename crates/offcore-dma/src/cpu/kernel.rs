@@ -27,7 +27,8 @@ macro_rules! loops {
         #[target_feature(enable = $feature)]
         pub(super) unsafe fn $plain(ops: &[CopyOp]) {
             for op in ops {
-                // SAFETY: the copies' memory is valid as the caller guarantees; the feature is enabled here.
+                // SAFETY: the caller keeps source and destination of each copy valid for its length during the call;
+                // the feature is enabled here.
                 unsafe { copy::<$register>(op.src, op.dst, op.len as usize) };
             }
         }
@@ -49,7 +50,8 @@ macro_rules! loops {
                 if let Some(later) = ops.get(i + SOURCE_AHEAD) {
                     fetch_source(later);
                 }
-                // SAFETY: the copies' memory is valid as the caller guarantees; the feature is enabled here.
+                // SAFETY: the caller keeps source and destination of each copy valid for its length during the call;
+                // the feature is enabled here.
                 unsafe { copy::<$register>(op.src, op.dst, op.len as usize) };
             }
         }
@@ -144,15 +146,17 @@ scalar!(u16);
 #[inline(always)]
 pub(super) unsafe fn copy<V: Vector>(src: *const u8, dst: *mut u8, len: usize) {
     if len < V::BYTES {
-        // SAFETY: the caller guarantees the same conditions.
+        // SAFETY: `src` has `len` readable and `dst` has `len` writable bytes, as the caller guarantees.
         return unsafe { copy_short(src, dst, len) };
     }
     if len <= 4 * V::BYTES {
-        // SAFETY: the caller guarantees the same conditions.
+        // SAFETY: `src` has `len` readable and `dst` has `len` writable bytes, as the caller guarantees; the CPU has
+        // `V`.
         return unsafe { copy_few::<V>(src, dst, len) };
     }
     if len >= LONG {
-        // SAFETY: both ranges are valid and do not overlap, as the caller guarantees.
+        // SAFETY: `src` has `len` readable and `dst` has `len` writable bytes that do not overlap, as the caller
+        // guarantees.
         return unsafe { std::ptr::copy_nonoverlapping(src, dst, len) };
     }
     let last = len - V::BYTES;

@@ -4,7 +4,7 @@ use core::arch::x86_64::{__cpuid, __cpuid_count};
 use std::fmt;
 use std::sync::OnceLock;
 
-use super::choice::Kind;
+use super::choice::RoutineKind;
 use super::{kernel, stream};
 use crate::channel::CopyOp;
 
@@ -36,7 +36,7 @@ pub enum Routine {
 }
 
 /// A copy loop.
-pub(super) type Burst = unsafe fn(&[CopyOp]);
+pub(super) type CopyLoop = unsafe fn(&[CopyOp]);
 
 impl Routine {
     /// All routines.
@@ -87,22 +87,23 @@ impl Routine {
     /// As for [`super::copy_burst`].
     pub unsafe fn run(self, ops: &[CopyOp]) {
         assert!(self.is_available(), "this CPU has not the instructions of the copy routine {self}");
-        // SAFETY: the copies' memory is valid as the caller guarantees; the CPU has the instructions.
+        // SAFETY: the caller keeps source and destination of each copy valid for its length during the call; the CPU
+        // has the instructions.
         unsafe { (self.burst())(ops) }
     }
 
     /// Returns the routine of this kind that a [`super::Copier`] uses on this CPU.
-    pub(super) fn of(kind: Kind) -> Self {
+    pub(super) fn of(kind: RoutineKind) -> Self {
         match kind {
-            Kind::Plain => Self::Plain(Cpu::this().width),
-            Kind::Ahead => Self::Ahead(Cpu::this().width),
-            Kind::NonTemporal => Self::NonTemporal(Cpu::this().width),
-            Kind::Direct => Self::Direct,
+            RoutineKind::Plain => Self::Plain(Cpu::this().width),
+            RoutineKind::Ahead => Self::Ahead(Cpu::this().width),
+            RoutineKind::NonTemporal => Self::NonTemporal(Cpu::this().width),
+            RoutineKind::Direct => Self::Direct,
         }
     }
 
     /// Returns the loop itself. Call it only if the routine is available.
-    pub(super) const fn burst(self) -> Burst {
+    pub(super) const fn burst(self) -> CopyLoop {
         match self {
             Self::Plain(Width::Sse2) => kernel::sse2,
             Self::Plain(Width::Avx2) => kernel::avx2,
@@ -150,7 +151,7 @@ impl Width {
 pub(super) struct Cpu {
     width: Width,
     /// The `ahead` loop with that width.
-    pub(super) ahead: Burst,
+    pub(super) ahead: CopyLoop,
     pub(super) has_direct: bool,
 }
 

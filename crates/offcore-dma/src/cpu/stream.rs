@@ -68,7 +68,8 @@ macro_rules! loops {
         /// As for [`super::copy_burst`], and the CPU has the feature and the instructions.
         #[target_feature(enable = $feature)]
         pub(super) unsafe fn $name(ops: &[CopyOp]) {
-            // SAFETY: the copies' memory is valid as the caller guarantees; the feature is enabled here.
+            // SAFETY: the caller keeps source and destination of each copy valid for its length during the call; the
+            // feature is enabled here.
             unsafe { burst::<$register, $line>(ops) };
         }
     };
@@ -93,7 +94,8 @@ unsafe fn burst<V: Vector, L: Line>(ops: &[CopyOp]) {
         if let Some(later) = ops.get(i + SOURCE_AHEAD) {
             fetch(later);
         }
-        // SAFETY: the copy's memory is valid as the caller guarantees.
+        // SAFETY: the caller keeps `op.src` readable and `op.dst` writable for `op.len` bytes during the call; the CPU
+        // has `V` and `L`.
         unsafe { copy::<V, L>(op.src, op.dst, op.len as usize) };
     }
     // SAFETY: every x86-64 CPU has SFENCE, which has no preconditions.
@@ -115,7 +117,8 @@ fn fetch(op: &CopyOp) {
 #[inline(always)]
 unsafe fn copy<V: Vector, L: Line>(src: *const u8, dst: *mut u8, len: usize) {
     if len < WORTH_STREAMING {
-        // SAFETY: the caller guarantees the same conditions.
+        // SAFETY: `src` has `len` readable and `dst` has `len` writable bytes, as the caller guarantees; the CPU has
+        // `V`.
         return unsafe { kernel::copy::<V>(src, dst, len) };
     }
     // The number of bytes up to the first line boundary in the destination. It is less than a line, and so less than

@@ -5,9 +5,9 @@ use offcore_stats::tsc;
 
 use super::Mover;
 use super::channels::Channels;
-use super::choice::{self, Choice, NONE};
+use super::choice::{self, NONE, QueueChoice};
 use super::policy::{LEASE, Next, Round};
-use super::queue::Queue;
+use super::queue::MoverQueue;
 use super::stats::Reason;
 use crate::channel::CopyOp;
 
@@ -26,7 +26,7 @@ pub(super) struct Timed {
 impl Channels {
     /// Uses the lease for a submitted burst of a queue in mode `auto`.
     #[inline(always)]
-    pub(super) fn use_lease(&mut self, queue: &mut Queue, list: &[CopyOp], beside: &[CopyOp]) {
+    pub(super) fn use_lease(&mut self, queue: &mut MoverQueue, list: &[CopyOp], beside: &[CopyOp]) {
         if self.lease == 0 {
             self.look(queue, list, beside);
         } else {
@@ -36,14 +36,14 @@ impl Channels {
 
     /// Examines a burst between two leases: its sizes represent the sizes of the lease.
     #[cold]
-    fn look(&mut self, queue: &mut Queue, list: &[CopyOp], beside: &[CopyOp]) {
+    fn look(&mut self, queue: &mut MoverQueue, list: &[CopyOp], beside: &[CopyOp]) {
         if self.policy.samples() && !(list.is_empty() && beside.is_empty()) {
             queue.choice.seen = queue.tally.look(list.iter().chain(beside));
         }
     }
 }
 
-impl Queue {
+impl MoverQueue {
     /// Records the submission time of a burst that has been entered in the reorder ring, if a latency limit is set.
     #[inline]
     pub(super) fn stamp(&mut self) {
@@ -65,7 +65,7 @@ impl Queue {
 }
 
 impl Mover {
-    /// Checks for packets that exceed the latency limit, or that were published without a call of [`Queue::reaped`].
+    /// Checks for packets that exceed the latency limit, or that were published without a call of [`MoverQueue::reaped`].
     #[inline]
     pub(super) fn check_late_packets(&mut self) {
         let most = self.channels.max_latency.unwrap_or(u64::MAX);
@@ -119,7 +119,7 @@ impl Mover {
         // Completions from an engine count as engine work, even in a round in which the core copies nothing.
         let in_flight = queues.iter().any(|queue| queue.is_auto() && queue.outstanding > 0);
         let autos = queues.iter_mut().filter(|queue| queue.is_auto());
-        let mut choices: ArrayVec<&mut Choice, MOST> =
+        let mut choices: ArrayVec<&mut QueueChoice, MOST> =
             autos.take(MOST).map(|queue| &mut queue.choice).collect();
         let engine = in_flight || choices.iter().any(|choice| choice.from != NONE);
         let moves = choice::moves(&choices);
@@ -139,7 +139,7 @@ impl Mover {
     /// Adopts the values that are being tried.
     fn adopt(&mut self) {
         let reason = if self.channels.policy.has_cost_change() { Reason::Cheaper } else { Reason::Explored };
-        for Queue { choice, tally, .. } in self.queues.iter_mut().filter(|queue| queue.is_auto()) {
+        for MoverQueue { choice, tally, .. } in self.queues.iter_mut().filter(|queue| queue.is_auto()) {
             tally.settle(choice.decided);
             tally.decided(choice.decided, choice.from, reason);
             choice.decided = choice.from;

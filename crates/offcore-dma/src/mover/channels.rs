@@ -6,7 +6,7 @@ use super::choice::{ALL, NONE};
 use super::health::{BackOff, Health};
 use super::plan::Plan;
 use super::policy::Policy;
-use super::queue::Queue;
+use super::queue::MoverQueue;
 use super::stats::{MoverStats, Reason, Way};
 use super::{ChannelId, Mode};
 use crate::channel::{Channel, CopyOp};
@@ -14,7 +14,7 @@ use crate::cpu;
 
 /// A channel and its health.
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(super) struct ChannelSlot {
     pub(super) channel: Box<dyn Channel>,
     pub(super) ring_size: usize,
     pub(super) resetting: bool,
@@ -24,7 +24,7 @@ pub(super) struct Slot {
 /// All state of a mover except its queues.
 #[derive(Debug)]
 pub(crate) struct Channels {
-    pub(super) slots: Vec<Slot>,
+    pub(super) slots: Vec<ChannelSlot>,
     pub(super) stats: MoverStats,
     pub(super) back_off: BackOff,
     /// Whether the core completes copies that a channel failed; false only as a test switch.
@@ -55,7 +55,7 @@ impl Channels {
 
     /// Returns the plan for the queue's next copies.
     #[inline(always)]
-    pub(crate) fn plan(&mut self, queue: &mut Queue) -> Plan {
+    pub(crate) fn plan(&mut self, queue: &mut MoverQueue) -> Plan {
         let packets = queue.ring.room();
         match queue.mode {
             Mode::Cpu => Plan::core(packets),
@@ -72,7 +72,7 @@ impl Channels {
         }
     }
 
-    fn plan_offload(&mut self, queue: &mut Queue, packets: usize, from: u32) -> Plan {
+    fn plan_offload(&mut self, queue: &mut MoverQueue, packets: usize, from: u32) -> Plan {
         let auto = queue.mode == Mode::Auto;
         let left = queue.share.left(queue.outstanding);
         let mut best = (0, None);
@@ -129,7 +129,7 @@ impl Channels {
     #[inline(always)]
     pub(crate) unsafe fn submit(
         &mut self,
-        queue: &mut Queue,
+        queue: &mut MoverQueue,
         plan: &Plan,
         list: &[CopyOp],
         beside: &[CopyOp],
@@ -142,19 +142,19 @@ impl Channels {
             if plan.engine_unavailable && !list.is_empty() {
                 self.note_work(queue);
             }
-            // SAFETY: the copies' memory is valid as the caller guarantees for `Batch::submit`.
+            // SAFETY: the caller keeps source and destination of each copy in `list` valid during this call.
             unsafe { self.core_part(queue, list, plan.auto, list.len() as u64) };
             clock.lap(Stage::Copy);
             self.stats.overflow += if plan.engine_unavailable { list.len() as u64 } else { 0 };
             return;
         };
-        // SAFETY: as for the core's part.
+        // SAFETY: the caller keeps source and destination of each copy in `list` valid until its packet is ready.
         unsafe { self.engine_part(queue, channel, list, plan.auto) };
         if beside.is_empty() {
             clock.lap(Stage::Submit);
         } else {
             // The engine works while the core copies.
-            // SAFETY: as for the other parts.
+            // SAFETY: the caller keeps source and destination of each copy in `beside` valid during this call.
             unsafe { self.core_part(queue, beside, plan.auto, plan.by_core.into()) };
             clock.lap(Stage::Copy);
         }
@@ -166,8 +166,8 @@ impl Channels {
     /// # Safety
     /// As for [`Channels::submit`].
     #[inline(always)]
-    unsafe fn core_part(&mut self, queue: &mut Queue, list: &[CopyOp], auto: bool, decided: u64) {
-        // SAFETY: the copies' memory is valid during the call, as the caller guarantees.
+    unsafe fn core_part(&mut self, queue: &mut MoverQueue, list: &[CopyOp], auto: bool, decided: u64) {
+        // SAFETY: the caller keeps source and destination of each copy in `list` valid during this call.
         unsafe { queue.copier.copy_burst(list) };
         if auto {
             queue.tally.open[Way::Core as usize] += decided;
@@ -188,7 +188,13 @@ impl Channels {
     /// # Safety
     /// As for [`Channels::submit`].
     #[inline(always)]
-    unsafe fn engine_part(&mut self, queue: &mut Queue, channel: ChannelId, list: &[CopyOp], auto: bool) {
+    unsafe fn engine_part(
+        &mut self,
+        queue: &mut MoverQueue,
+        channel: ChannelId,
+        list: &[CopyOp],
+        auto: bool,
+    ) {
         // Packets without copies are not relevant for the engine's latency.
         if list.is_empty() {
             return;
@@ -199,14 +205,14 @@ impl Channels {
             }
             queue.tally.open[Way::Engine as usize] += list.len() as u64;
         }
-        // SAFETY: the copies' memory is valid as the caller guarantees.
+        // SAFETY: the caller keeps source and destination of each copy in `list` valid until its packet is ready.
         unsafe { self.hand_over(queue, channel, list) };
     }
 
     /// # Safety
     /// As for [`Channels::submit`].
     #[inline]
-    unsafe fn hand_over(&mut self, queue: &mut Queue, id: ChannelId, list: &[CopyOp]) {
+    unsafe fn hand_over(&mut self, queue: &mut MoverQueue, id: ChannelId, list: &[CopyOp]) {
         self.note_work(queue);
         queue.outstanding += list.len();
         queue.by_engine += list.len() as u64;
@@ -224,14 +230,14 @@ impl Channels {
         }
         for op in &list[accepted..] {
             // The channel had reported room for these copies but did not accept them, so the core copies.
-            // SAFETY: the channel did not accept this copy, and its memory is valid as the caller guarantees.
+            // SAFETY: the channel did not accept this copy, and the caller keeps its source and destination valid.
             unsafe { self.redo(Some(queue), op, 0) };
         }
     }
 
     /// Records that a queue has work for its channels, whether or not they accept it.
     #[inline(always)]
-    fn note_work(&mut self, queue: &mut Queue) {
+    fn note_work(&mut self, queue: &mut MoverQueue) {
         if queue.share.note_work() {
             self.shares_stale = true;
         }
@@ -250,8 +256,8 @@ impl Channels {
     /// # Safety
     /// The copy's memory is valid, and no engine accesses it any more.
     #[cold]
-    pub(super) unsafe fn redo(&mut self, queue: Option<&mut Queue>, copy: &CopyOp, done: u32) {
-        // SAFETY: the copy's memory is valid and not used by an engine, as the caller guarantees.
+    pub(super) unsafe fn redo(&mut self, queue: Option<&mut MoverQueue>, copy: &CopyOp, done: u32) {
+        // SAFETY: the copy's source and destination are valid and no engine uses them, as the caller guarantees.
         unsafe { cpu::copy_one(copy, done) };
         self.stats.fallbacks += 1;
         if let Some(queue) = queue {

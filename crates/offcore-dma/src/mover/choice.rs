@@ -2,7 +2,7 @@
 
 use super::stats::{CLASSES, Way};
 
-/// Values of [`Choice::from`]: the engine gets all copies, or none.
+/// Values of [`QueueChoice::from`]: the engine gets all copies, or none.
 pub(super) const ALL: u32 = 0;
 pub(super) const NONE: u32 = u32::MAX;
 
@@ -30,7 +30,7 @@ pub(super) const fn way(class: usize, from: u32) -> Way {
 
 /// The choice for a queue.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Choice {
+pub(super) struct QueueChoice {
     /// Minimum length of copies that presently go to the engine: the decided value, or a value that is being tried.
     pub(super) from: u32,
     pub(super) decided: u32,
@@ -58,7 +58,7 @@ enum Side {
     One(usize),
 }
 
-impl Choice {
+impl QueueChoice {
     /// Returns the initial choice: the core makes every copy.
     pub(super) const fn new() -> Self {
         Self { from: NONE, decided: NONE, seen: 0, busy: false }
@@ -85,7 +85,7 @@ impl Choice {
 }
 
 /// Returns the possible smaller changes.
-fn sides(choices: &[&mut Choice]) -> impl Iterator<Item = Side> + Clone {
+fn sides(choices: &[&mut QueueChoice]) -> impl Iterator<Item = Side> + Clone {
     let shifts = [Way::Engine, Way::Core].map(|to| {
         let can = choices.iter().any(|choice| choice.busy && choice.shifted(to).is_some());
         can.then_some(Side::Shift(to))
@@ -97,7 +97,7 @@ fn sides(choices: &[&mut Choice]) -> impl Iterator<Item = Side> + Clone {
 }
 
 /// Whether [`Move::All`] to the core, to the engine, and [`Move::Side`] would change anything.
-pub(super) fn moves(choices: &[&mut Choice]) -> [bool; 3] {
+pub(super) fn moves(choices: &[&mut QueueChoice]) -> [bool; 3] {
     let busy = || choices.iter().filter(|choice| choice.busy);
     [
         busy().any(|choice| choice.decided != NONE),
@@ -107,7 +107,7 @@ pub(super) fn moves(choices: &[&mut Choice]) -> [bool; 3] {
 }
 
 /// Applies `next` until [`back`] or [`adopt`] is called.
-pub(super) fn apply_trial(choices: &mut [&mut Choice], next: Move) {
+pub(super) fn apply_trial(choices: &mut [&mut QueueChoice], next: Move) {
     let side = match next {
         Move::All(way) => {
             let from = if way == Way::Engine { ALL } else { NONE };
@@ -129,7 +129,7 @@ pub(super) fn apply_trial(choices: &mut [&mut Choice], next: Move) {
 }
 
 /// Ends a trial and returns to the decided values.
-pub(super) fn back(choices: &mut [&mut Choice]) {
+pub(super) fn back(choices: &mut [&mut QueueChoice]) {
     choices.iter_mut().for_each(|choice| choice.from = choice.decided);
 }
 
@@ -149,20 +149,20 @@ mod tests {
     #[test]
     fn shift_moves_one_class() {
         let seen = [64, 594, 1518].map(class).into_iter().fold(0, |seen, class| seen | 1 << class);
-        let choice = |decided| Choice { from: decided, decided, seen, busy: true };
+        let choice = |decided| QueueChoice { from: decided, decided, seen, busy: true };
         let both = |decided| [Way::Engine, Way::Core].map(|to| choice(decided).shifted(to));
         assert_eq!(both(NONE), [Some(1025), None]);
         assert_eq!(both(1025), [Some(513), None]);
         assert_eq!(both(513), [None, Some(1025)]);
         assert_eq!(both(ALL), [None, Some(513)]);
-        let one = Choice { seen: 1 << class(64), ..choice(NONE) };
+        let one = QueueChoice { seen: 1 << class(64), ..choice(NONE) };
         assert_eq!([one.shifted(Way::Engine), one.shifted(Way::Core)], [None, None]);
     }
 
     #[test]
     fn trials_differ_and_terminate() {
-        let mut queues = [Choice { busy: true, seen: 0b101, ..Choice::new() }; 2];
-        let mut choices: Vec<&mut Choice> = queues.iter_mut().collect();
+        let mut queues = [QueueChoice { busy: true, seen: 0b101, ..QueueChoice::new() }; 2];
+        let mut choices: Vec<&mut QueueChoice> = queues.iter_mut().collect();
         assert_eq!(moves(&choices), [false, true, true]);
         // A shift, and each of the queues alone.
         let mut tried = Vec::new();

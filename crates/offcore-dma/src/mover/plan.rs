@@ -1,7 +1,7 @@
 //! The plan of a list: the distribution of its copies between core and channel, and the available room.
 
 use super::choice::ALL;
-use super::queue::Queue;
+use super::queue::MoverQueue;
 use super::{ChannelId, Mode};
 use crate::channel::CopyOp;
 
@@ -56,7 +56,7 @@ impl Plan {
     /// Returns a plan in which the core makes the next copies, whatever the queue's binding is. It is for a packet with
     /// more copies than any channel has room for.
     #[cold]
-    pub(crate) fn core_fallback(queue: &Queue) -> Self {
+    pub(crate) fn core_fallback(queue: &MoverQueue) -> Self {
         let (engine_unavailable, auto) = (queue.mode != Mode::Cpu, queue.mode == Mode::Auto);
         Self { engine_unavailable, auto, ..Self::core(queue.ring.room()) }
     }

@@ -2,7 +2,7 @@
 
 use arrayvec::ArrayVec;
 
-use super::choice::Choice;
+use super::choice::QueueChoice;
 use super::health::Health;
 use super::latency::Latency;
 use super::recovery::Watch;
@@ -15,14 +15,14 @@ use crate::cpu::Copier;
 use crate::reorder::ReorderRing;
 
 #[derive(Debug)]
-pub(crate) struct Queue {
+pub(crate) struct MoverQueue {
     pub(crate) ring: ReorderRing,
     pub(super) mode: Mode,
     pub(super) channels: Turns,
     pub(super) copier: Copier,
     /// In mode `auto`: the choice between core and engine, its statistics, and the reason why a chosen engine is
     /// presently not used.
-    pub(super) choice: Choice,
+    pub(super) choice: QueueChoice,
     pub(super) tally: Tally,
     pub(super) unavailable: Option<Reason>,
     /// Used in mode `auto` with a latency limit.
@@ -67,7 +67,7 @@ impl Turns {
     }
 }
 
-impl Queue {
+impl MoverQueue {
     /// Creates a queue with room for `packets` in flight. The core makes its copies with `copier`.
     pub(super) fn new(packets: usize, copier: Copier) -> Self {
         Self {
@@ -75,7 +75,7 @@ impl Queue {
             mode: Mode::Cpu,
             channels: Turns::default(),
             copier,
-            choice: Choice::new(),
+            choice: QueueChoice::new(),
             tally: Tally::default(),
             unavailable: None,
             latency: Latency::new(),

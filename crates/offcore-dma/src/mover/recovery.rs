@@ -74,7 +74,7 @@ impl Mover {
     unsafe fn redo(&mut self, copy: &CopyOp, done: u32) {
         let Self { queues, channels, .. } = self;
         let queue = queues.get_mut(QueueId::of(copy.token));
-        // SAFETY: the copy's memory is valid and not used by an engine, as the caller guarantees.
+        // SAFETY: the copy's source and destination are valid and no engine uses them, as the caller guarantees.
         unsafe { channels.redo(queue, copy, done) };
     }
 

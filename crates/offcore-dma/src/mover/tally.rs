@@ -3,7 +3,7 @@
 //! Bursts only count copies. At the end of a lease, the copies are distributed among the classes in proportion to the
 //! sizes in a single examined burst per lease.
 
-use super::choice::{Choice, class, up_to, way};
+use super::choice::{QueueChoice, class, up_to, way};
 use super::stats::{CLASSES, Decision, Reason, Way};
 use crate::channel::CopyOp;
 
@@ -39,7 +39,7 @@ impl Tally {
         (0..CLASSES).filter(|&class| self.sizes[class] > 0).fold(0, |seen, class| seen | 1 << class)
     }
 
-    /// Distributes the counted copies among the classes; `from` as in [`Choice`].
+    /// Distributes the counted copies among the classes; `from` as in [`QueueChoice`].
     pub(super) fn settle(&mut self, from: u32) {
         for by in [Way::Core, Way::Engine] {
             let open = std::mem::take(&mut self.open[by as usize]);
@@ -78,7 +78,7 @@ impl Tally {
     /// Reports each class.
     pub(super) fn report(
         &self,
-        choice: Choice,
+        choice: QueueChoice,
         unavailable: Option<Reason>,
         ticks: [f32; 2],
     ) -> [Decision; CLASSES] {
@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(seen.count_ones(), 3);
         let from = 513;
         (tally.open, tally.held) = ([701, 500], 10);
-        let choice = Choice { from, decided: from, ..Choice::new() };
+        let choice = QueueChoice { from, decided: from, ..QueueChoice::new() };
         let report = tally.report(choice, None, [1.0, 2.0]);
         let by = [64, 594, 1518].map(|len| (report[class(len)].by_core, report[class(len)].by_engine));
         assert_eq!(by, [(701, 0), (0, 400), (0, 100)]);
@@ -128,7 +128,7 @@ mod tests {
         // A trial in which the core copies all sizes.
         (tally.open, tally.held) = ([1201, 0], 0);
         tally.settle(NONE);
-        let report = tally.report(Choice::new(), None, [1.0, 2.0]);
+        let report = tally.report(QueueChoice::new(), None, [1.0, 2.0]);
         assert_eq!(report.iter().map(|class| class.by_core).sum::<u64>(), 1201);
         assert_eq!(report[class(64)].by_core, 701, "7 of 12, and what is left of the division");
     }

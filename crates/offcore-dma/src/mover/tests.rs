@@ -41,7 +41,7 @@ impl Lane {
         let lens = &lens[..lens.len().min(plan.packets).min(plan.copies)];
         match self.queue.begin(mover, &mut plan) {
             Begun::Immediate(mut batch) => {
-                let numbers = gather(&mut batch, (&mut self.src, &mut self.dst), &mut self.sent, lens);
+                let numbers = gather(&mut batch, &mut self.src, &mut self.dst, &mut self.sent, lens);
                 // SAFETY: the vectors live until the lane is dropped, which every test does after its mover.
                 unsafe { batch.submit(&mut StageClock::private()) };
                 for number in numbers {
@@ -50,8 +50,8 @@ impl Lane {
                 }
             }
             Begun::Queued(mut batch) => {
-                gather(&mut batch, (&mut self.src, &mut self.dst), &mut self.sent, lens);
-                // SAFETY: as for the immediate batch.
+                gather(&mut batch, &mut self.src, &mut self.dst, &mut self.sent, lens);
+                // SAFETY: the vectors live until the lane is dropped, which every test does after its mover.
                 unsafe { batch.submit(&mut StageClock::private()) };
             }
         }
@@ -80,7 +80,8 @@ impl Lane {
 /// Enters packets of these lengths. Returns the numbers of packets that are complete after the batch is submitted.
 fn gather<const IMMEDIATE: bool>(
     batch: &mut Batch<'_, usize, IMMEDIATE>,
-    (src, dst): (&mut [u8], &mut [u8]),
+    src: &mut [u8],
+    dst: &mut [u8],
     sent: &mut usize,
     lens: &[usize],
 ) -> Vec<usize> {
@@ -310,7 +311,7 @@ fn lone_queue_uses_the_whole_channel() {
 
 /// Makes copies of at least `from` bytes go to the engine until another choice is tried.
 fn choose(mover: &mut Mover, queue: QueueId, from: u32) {
-    mover.queue(queue).choice = Choice { from, decided: from, ..Choice::new() };
+    mover.queue(queue).choice = QueueChoice { from, decided: from, ..QueueChoice::new() };
 }
 
 #[test]
@@ -388,11 +389,7 @@ fn auto_mode_reports_full_channel() {
 }
 
 /// Runs a queue in mode `auto` whose copies all go to an engine that completes them `delay` rounds later.
-fn delayed(
-    rounds: usize,
-    delay: usize,
-    (mover, lane, stepper): (&mut Mover, &mut Lane, &mut Stepper),
-) -> usize {
+fn delayed(rounds: usize, delay: usize, mover: &mut Mover, lane: &mut Lane, stepper: &mut Stepper) -> usize {
     let mut given = 0;
     for round in 0..rounds {
         choose(mover, lane.id(), choice::ALL);
@@ -418,7 +415,7 @@ fn slow_engine_is_reused_when_fast() {
     let (mut mover, channels, mut stepper) = sound(1);
     let mut lane = Lane::new(&mut mover, Mode::Auto, &channels);
     mover.set_max_latency(Some(SHORT));
-    let given = delayed(600, 1, (&mut mover, &mut lane, &mut stepper));
+    let given = delayed(600, 1, &mut mover, &mut lane, &mut stepper);
     drain(&mut mover, &mut lane, &mut stepper);
     assert!((1..=8).contains(&given), "{given} bursts");
     let decisions = mover.decisions(lane.id());
@@ -430,7 +427,7 @@ fn slow_engine_is_reused_when_fast() {
     // thread.
     let (mut given, start) = (0, std::time::Instant::now());
     while given < 4_000 {
-        given += delayed(1_000, 0, (&mut mover, &mut lane, &mut stepper));
+        given += delayed(1_000, 0, &mut mover, &mut lane, &mut stepper);
         assert!(start.elapsed().as_secs() < 10, "{given} bursts, {:?}", mover.decisions(lane.id()));
     }
     drain(&mut mover, &mut lane, &mut stepper);
@@ -456,7 +453,7 @@ fn empty_packets_are_not_timed() {
 fn no_limit_uses_a_slow_engine() {
     let (mut mover, channels, mut stepper) = sound(1);
     let mut lane = Lane::new(&mut mover, Mode::Auto, &channels);
-    let given = delayed(200, 1, (&mut mover, &mut lane, &mut stepper));
+    let given = delayed(200, 1, &mut mover, &mut lane, &mut stepper);
     drain(&mut mover, &mut lane, &mut stepper);
     // The remaining bursts try the core.
     assert!(given > 100, "{given} bursts");

@@ -10,7 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::status;
-use super::sysfs::{Attributes, Device, Roots};
+use super::sysfs::{Attributes, Roots, SysfsDevice};
 use super::{DeviceConfig, Group, WqConfig, WqType, json};
 use crate::Opcode;
 use crate::wq::{OpSet, WqMode};
@@ -43,7 +43,7 @@ pub enum ApplyError {
 /// says whether the earlier layout is restored, and describes the device's state if it is not.
 pub fn apply(
     config: &DeviceConfig,
-    device: &Device,
+    device: &SysfsDevice,
     roots: &Roots,
     force: bool,
     attributes: &mut dyn Attributes,
@@ -65,7 +65,7 @@ pub fn apply(
 /// # Errors
 /// As [`apply`], but the earlier layout is not restored.
 pub fn disable(
-    device: &Device,
+    device: &SysfsDevice,
     roots: &Roots,
     force: bool,
     attributes: &mut dyn Attributes,
@@ -78,7 +78,7 @@ pub fn disable(
     Ok(work.done)
 }
 
-fn check_clients(device: &Device, force: bool) -> Result<(), ApplyError> {
+fn check_clients(device: &SysfsDevice, force: bool) -> Result<(), ApplyError> {
     let clients = device.wqs.iter().map(|wq| wq.clients.unwrap_or(0)).enumerate();
     match clients.filter(|_| !force).find(|(_, clients)| *clients > 0) {
         Some((wq, clients)) => Err(ApplyError::Busy { place: device.config.wq_name(wq), clients }),
@@ -91,7 +91,7 @@ type Step<T> = Result<T, String>;
 
 struct Work<'a> {
     roots: &'a Roots,
-    device: &'a Device,
+    device: &'a SysfsDevice,
     attributes: &'a mut dyn Attributes,
     done: Applied,
 }

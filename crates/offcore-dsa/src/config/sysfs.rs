@@ -60,7 +60,7 @@ impl Roots {
 
 /// A device as the kernel reports it.
 #[derive(Clone, Debug)]
-pub struct Device {
+pub struct SysfsDevice {
     pub config: DeviceConfig,
     /// The limits of its layout.
     pub capabilities: Capabilities,
@@ -115,7 +115,7 @@ pub struct OpenFile {
 ///
 /// # Errors
 /// The system's error of reading the directory. A missing directory is not an error.
-pub fn devices(roots: &Roots) -> io::Result<Vec<Device>> {
+pub fn devices(roots: &Roots) -> io::Result<Vec<SysfsDevice>> {
     let entries = match fs::read_dir(&roots.sysfs) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         other => other?,
@@ -135,7 +135,7 @@ pub fn devices(roots: &Roots) -> io::Result<Vec<Device>> {
 ///
 /// # Errors
 /// [`ConfigError::NoDevice`] lists the existing devices.
-pub fn find(roots: &Roots, name: &str) -> Result<Device, ConfigError> {
+pub fn find(roots: &Roots, name: &str) -> Result<SysfsDevice, ConfigError> {
     let all = devices(roots).map_err(|error| ConfigError::File { path: roots.sysfs.clone(), error })?;
     let names: Vec<&str> = all.iter().map(|device| device.config.name.as_str()).collect();
     let found = if names.is_empty() { "none".into() } else { names.join(", ") };
@@ -174,7 +174,7 @@ fn driver(dir: &Path) -> Option<String> {
     Some(link.file_name()?.to_string_lossy().into_owned())
 }
 
-fn device(roots: &Roots, name: &str) -> Device {
+fn device(roots: &Roots, name: &str) -> SysfsDevice {
     let path = roots.sysfs.join(name);
     let device = super::device_number(name).unwrap_or(0);
     let part = |kind: &str, index: usize| roots.part(name, &format!("{kind}{device}.{index}"));
@@ -215,7 +215,7 @@ fn device(roots: &Roots, name: &str) -> Device {
         wqs: wq_dirs.iter().map(|dir| wq(dir)).collect(),
         engines: (0..engines).map(|engine| number(&part("engine", engine), "group_id")).collect(),
     };
-    Device {
+    SysfsDevice {
         wqs: wq_dirs
             .into_iter()
             .enumerate()

@@ -3,7 +3,7 @@
 use offcore_stats::finding::{Report, Rights};
 
 use super::System;
-use crate::config::sysfs::Device;
+use crate::config::sysfs::SysfsDevice;
 
 /// The number of CAP_SYS_RAWIO.
 const SYS_RAWIO: u32 = 17;
@@ -24,7 +24,7 @@ fn has_mapping_rule(release: &str) -> Option<bool> {
 }
 
 /// Checks which submission method programs will use.
-pub(super) fn mapping(system: &System, me: &Rights, devices: &[Device], report: &mut Report) {
+pub(super) fn mapping(system: &System, me: &Rights, devices: &[SysfsDevice], report: &mut Report) {
     let check = "portal-mapping";
     let release = system.read("proc/sys/kernel/osrelease").unwrap_or_default();
     let first = devices.iter().any(|device| device.capabilities.version < 0x200);

@@ -4,11 +4,11 @@ use offcore_stats::finding::{Report, Rights};
 use offcore_stats::lcore;
 
 use super::System;
-use crate::config::sysfs::Device;
+use crate::config::sysfs::SysfsDevice;
 use crate::config::{check, status};
 
 /// Checks everything about a device except its work queues.
-pub(super) fn examine(system: &System, me: &Rights, device: &Device, report: &mut Report) {
+pub(super) fn examine(system: &System, me: &Rights, device: &SysfsDevice, report: &mut Report) {
     state(device, report);
     errors(device, report);
     virtual_memory(device, report);
@@ -17,7 +17,7 @@ pub(super) fn examine(system: &System, me: &Rights, device: &Device, report: &mu
     distance(system, me, device, report);
 }
 
-fn state(device: &Device, report: &mut Report) {
+fn state(device: &SysfsDevice, report: &mut Report) {
     let name = &device.config.name;
     match device.state.as_str() {
         "enabled" => report.check("device-state", name).ok("enabled"),
@@ -35,7 +35,7 @@ fn state(device: &Device, report: &mut Report) {
     }
 }
 
-fn errors(device: &Device, report: &mut Report) {
+fn errors(device: &SysfsDevice, report: &mut Report) {
     let name = &device.config.name;
     let command = device.cmd_status.unwrap_or(0);
     if command == 0 {
@@ -71,7 +71,7 @@ fn errors(device: &Device, report: &mut Report) {
     report.check("software-error", name).warning(found, advice);
 }
 
-fn virtual_memory(device: &Device, report: &mut Report) {
+fn virtual_memory(device: &SysfsDevice, report: &mut Report) {
     let name = &device.config.name;
     if device.capabilities.pasid {
         report
@@ -85,7 +85,7 @@ fn virtual_memory(device: &Device, report: &mut Report) {
     }
 }
 
-fn layout(device: &Device, report: &mut Report) {
+fn layout(device: &SysfsDevice, report: &mut Report) {
     let name = &device.config.name;
     if device.config.used_wqs().next().is_none() {
         let advice = format!("offcore dsa configure vhost -d {name}");
@@ -114,7 +114,7 @@ fn layout(device: &Device, report: &mut Report) {
     }
 }
 
-fn traffic_classes(system: &System, device: &Device, report: &mut Report) {
+fn traffic_classes(system: &System, device: &SysfsDevice, report: &mut Report) {
     if device.capabilities.version > 0x200 {
         return report
             .check("traffic-class", &device.config.name)
@@ -147,7 +147,7 @@ fn traffic_classes(system: &System, device: &Device, report: &mut Report) {
 }
 
 /// Checks whether the lcores that this process may run on are on the device's NUMA node.
-fn distance(system: &System, me: &Rights, device: &Device, report: &mut Report) {
+fn distance(system: &System, me: &Rights, device: &SysfsDevice, report: &mut Report) {
     let name = &device.config.name;
     let Some(node) = device.numa_node else {
         return report.check("numa-distance", name).not_applicable("the device has no NUMA node");

@@ -5,7 +5,7 @@ use std::process::Command;
 use offcore_stats::finding::Report;
 
 use super::System;
-use crate::config::sysfs::Device;
+use crate::config::sysfs::SysfsDevice;
 
 /// PCI device IDs of DSA devices (vendor 8086).
 const GENERATIONS: [(&str, &str); 3] =
@@ -36,7 +36,7 @@ pub(super) fn hardware(system: &System) -> Vec<PciDevice> {
 }
 
 /// Checks that the idxd driver has the devices that are on the PCI bus.
-pub(super) fn devices(hardware: &[PciDevice], devices: &[Device], system: &System, report: &mut Report) {
+pub(super) fn devices(hardware: &[PciDevice], devices: &[SysfsDevice], system: &System, report: &mut Report) {
     let names: Vec<&str> = devices.iter().map(|device| device.config.name.as_str()).collect();
     for pci in hardware {
         let PciDevice { address, generation, driver } = pci;
@@ -76,7 +76,7 @@ pub(super) fn devices(hardware: &[PciDevice], devices: &[Device], system: &Syste
 }
 
 /// Checks the kernel and the processor.
-pub(super) fn examine(system: &System, hardware: &[PciDevice], devices: &[Device], report: &mut Report) {
+pub(super) fn examine(system: &System, hardware: &[PciDevice], devices: &[SysfsDevice], report: &mut Report) {
     let config = KernelConfig::of(system);
     command_line(system, &config, report);
     kernel_config(&config, report);
@@ -274,8 +274,8 @@ pub(super) fn hugepages(system: &System, report: &mut Report) {
     }
 }
 
-fn monitoring(system: &System, devices: &[Device], report: &mut Report) {
-    let there = |device: &&Device| {
+fn monitoring(system: &System, devices: &[SysfsDevice], report: &mut Report) {
+    let there = |device: &&SysfsDevice| {
         system.path(&format!("sys/bus/event_source/devices/{}", device.config.name)).is_dir()
     };
     if devices.is_empty() {

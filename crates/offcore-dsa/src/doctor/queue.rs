@@ -3,7 +3,7 @@
 use offcore_stats::finding::{Report, Rights};
 
 use super::System;
-use crate::config::sysfs::{Device, WqState};
+use crate::config::sysfs::{SysfsDevice, WqState};
 use crate::config::{WqConfig, WqType};
 use crate::wq::WqMode;
 
@@ -13,7 +13,7 @@ const SMALL: u32 = 16;
 const BURST: u32 = 32;
 
 /// Checks all queues of a device that have a size.
-pub(super) fn examine(system: &System, me: &Rights, device: &Device, report: &mut Report) {
+pub(super) fn examine(system: &System, me: &Rights, device: &SysfsDevice, report: &mut Report) {
     for (number, wq) in device.config.used_wqs() {
         let name = device.config.wq_name(number);
         let state = &device.wqs[number];
@@ -37,7 +37,7 @@ fn kernel(name: &str, wq: &WqConfig, state: &WqState, report: &mut Report) {
     report.check("wq-type", name).not_applicable(found);
 }
 
-fn enabled(device: &Device, name: &str, wq: &WqConfig, state: &WqState, report: &mut Report) {
+fn enabled(device: &SysfsDevice, name: &str, wq: &WqConfig, state: &WqState, report: &mut Report) {
     match state.state.as_str() {
         "enabled" => {
             report.check("wq-state", name).ok(format!("enabled, {}, {} descriptors", wq.mode, wq.size))

@@ -164,7 +164,7 @@ impl DsaChannel {
         }
         self.fence();
         let Self { side, entries, format, portal: Some(portal), .. } = self else { return };
-        // SAFETY: as in `push`.
+        // SAFETY: the caller of `Channel::copy` keeps the buffers valid until the copies are completed.
         unsafe { side.submit(portal, entries, *format) };
     }
 

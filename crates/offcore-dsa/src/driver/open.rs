@@ -50,7 +50,7 @@ impl Default for Options {
 
 /// An open work queue.
 #[derive(Debug)]
-pub struct Opened {
+pub struct OpenedQueue {
     pub info: WqInfo,
     /// The portal of the queue. [`Portal::kind`] returns the chosen submission method.
     pub portal: Portal,
@@ -63,7 +63,7 @@ pub struct Opened {
 ///
 /// # Errors
 /// [`WqError`] states why the queue cannot be used, and gives advice.
-pub fn open(roots: &Roots, wq: &str, options: &Options) -> Result<Opened, WqError> {
+pub fn open(roots: &Roots, wq: &str, options: &Options) -> Result<OpenedQueue, WqError> {
     let found = discover::find(roots, wq)?;
     found.check(options.wq_name.as_deref())?;
     let node = roots.device_node(wq);
@@ -76,7 +76,7 @@ pub fn open(roots: &Roots, wq: &str, options: &Options) -> Result<Opened, WqErro
     for warning in &warnings {
         tracing::warn!("{warning}");
     }
-    Ok(Opened { info, portal, warnings })
+    Ok(OpenedQueue { info, portal, warnings })
 }
 
 /// Returns the error for a device file that the kernel refuses to open.

@@ -77,7 +77,7 @@ struct WorkQueue {
 
 /// A group of DSA engines and the work queues that they serve.
 #[derive(Debug)]
-struct Group {
+struct SimGroup {
     /// Indices in [`SimEngine::queues`].
     queues: Vec<usize>,
     /// Indices in [`SimEngine::engines`].
@@ -101,7 +101,7 @@ pub struct SimEngine {
     jobs: Vec<Option<Job>>,
     free: Vec<usize>,
     queues: Vec<WorkQueue>,
-    groups: Vec<Group>,
+    groups: Vec<SimGroup>,
     engines: Vec<DsaEngine>,
     scratch: Scratch,
     completed: usize,
@@ -147,7 +147,7 @@ impl SimEngine {
             let arbiter = Arbiter::new(priorities);
             let first = self.engines.len();
             self.engines.extend((0..*engines).map(|_| DsaEngine::new(group, *engines, layout)));
-            self.groups.push(Group { queues, engines: (first..first + engines).collect(), arbiter });
+            self.groups.push(SimGroup { queues, engines: (first..first + engines).collect(), arbiter });
         }
     }
 
@@ -356,7 +356,7 @@ impl SimEngine {
     }
 
     fn has_pending(&self, group: usize) -> bool {
-        let Group { queues, engines, .. } = &self.groups[group];
+        let SimGroup { queues, engines, .. } = &self.groups[group];
         queues.iter().any(|&queue| !self.queues[queue].waiting.is_empty())
             || engines.iter().any(|&engine| !self.engines[engine].batches.is_empty())
     }
@@ -385,7 +385,7 @@ impl SimEngine {
                 _ => engines[engine].has_place(timing),
             })
         };
-        let Group { queues: numbers, arbiter, .. } = &mut groups[group];
+        let SimGroup { queues: numbers, arbiter, .. } = &mut groups[group];
         let Some(turn) = arbiter.next(|turn| place(&queues[numbers[turn]])) else { return false };
         let queue = numbers[turn];
         let Some(job) = queues[queue].waiting.pop_front() else { return false };

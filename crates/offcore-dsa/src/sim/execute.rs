@@ -58,7 +58,7 @@ pub(super) enum Operand {
 }
 
 /// An operation in execution, with its limit of bytes.
-pub(super) struct Operation<'a> {
+pub(super) struct RunningOperation<'a> {
     pub(super) descriptor: &'a Descriptor,
     pub(super) scratch: &'a mut Scratch,
     /// Number of bytes to process before an injected fault.
@@ -67,7 +67,7 @@ pub(super) struct Operation<'a> {
     record: Completed,
 }
 
-impl Operation<'_> {
+impl RunningOperation<'_> {
     /// Returns the number of bytes of `size` to process before an injected fault or the end.
     fn bytes(&self, size: u64) -> u64 {
         self.budget.map_or(size, |budget| budget.min(size))
@@ -109,7 +109,7 @@ pub(super) unsafe fn execute(
         Injected::Hardware { after } => (Some(after), false, false),
     };
     let record = Completed::of(Status::SUCCESS);
-    let mut operation = Operation { descriptor, scratch, budget, record };
+    let mut operation = RunningOperation { descriptor, scratch, budget, record };
     // SAFETY: the descriptor's addresses are client memory or unmapped, as the caller guarantees.
     let outcome = unsafe { operation.run(backwards, write) };
     let record = operation.record;
@@ -148,11 +148,11 @@ fn page_fault(
     record
 }
 
-impl Operation<'_> {
+impl RunningOperation<'_> {
     /// # Safety
     /// As [`execute`].
     unsafe fn run(&mut self, backwards: bool, write: bool) -> Result<(), Stop> {
-        // SAFETY: the caller guarantees for this function what each operation requires.
+        // SAFETY: the addresses in the descriptor are client memory or unmapped, as the caller guarantees.
         unsafe {
             match self.descriptor.opcode() {
                 Some(Opcode::MemoryMove) => self.memory_move(backwards, write),

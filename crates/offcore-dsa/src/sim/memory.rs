@@ -137,7 +137,7 @@ fn fault(moved: &Moved, len: usize, at: (u64, u64)) -> Fault {
 #[inline]
 pub(super) unsafe fn copy(to: u64, from: u64, len: usize) -> Result<(), Fault> {
     debug_assert!(INSTALLED.is_completed());
-    // SAFETY: the caller guarantees what is mapped; faults are caught by the handler, which is installed.
+    // SAFETY: both ranges belong to a client or the caller, or are unmapped. The installed handler catches faults.
     let moved = unsafe { offcore_dsa_sim_move(to, from, len) };
     if moved.fault == 0 {
         return Ok(());
@@ -156,7 +156,8 @@ pub(super) unsafe fn copy_backwards(to: u64, from: u64, len: usize) -> Result<()
         return Ok(());
     }
     let last = len as u64 - 1;
-    // SAFETY: as in `copy`. The routine leaves the direction flag clear.
+    // SAFETY: both ranges belong to a client or the caller, or are unmapped. The installed handler catches faults. The
+    // routine leaves the direction flag clear.
     let moved = unsafe { offcore_dsa_sim_move_back(to.wrapping_add(last), from.wrapping_add(last), len) };
     if moved.fault == 0 {
         return Ok(());

@@ -60,7 +60,8 @@ impl SimPortal {
         ring: Producer<Descriptor>,
         cell: Arc<PortalCell>,
         occupancy: Arc<Occupancy>,
-        (queue, epoch): (usize, u64),
+        queue: usize,
+        epoch: u64,
     ) -> Self {
         let info = &device.shared().layout.queues[queue].info;
         let threshold = info.threshold;

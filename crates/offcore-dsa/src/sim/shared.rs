@@ -55,7 +55,7 @@ impl PortalCell {
 
 /// A used work queue.
 #[derive(Debug)]
-pub(super) struct Queue {
+pub(super) struct SimQueue {
     pub(super) info: WqInfo,
     pub(super) limits: Limits,
     pub(super) config: WqConfig,
@@ -65,8 +65,8 @@ pub(super) struct Queue {
 
 /// The immutable properties of the device.
 #[derive(Debug)]
-pub(super) struct Layout {
-    pub(super) queues: Vec<Queue>,
+pub(super) struct DeviceLayout {
+    pub(super) queues: Vec<SimQueue>,
     /// The used groups, with the number of DSA engines of each.
     pub(super) groups: Vec<(Group, usize)>,
     pub(super) capabilities: Capabilities,
@@ -74,7 +74,7 @@ pub(super) struct Layout {
     pub(super) read_buffer_limit: u32,
 }
 
-impl Layout {
+impl DeviceLayout {
     pub(super) fn new(config: &DeviceConfig, capabilities: Capabilities) -> Self {
         let used: Vec<usize> =
             (0..config.groups.len()).filter(|&group| config.engines_in(group) > 0).collect();
@@ -83,7 +83,7 @@ impl Layout {
         let queues = config.used_wqs().filter_map(|(number, wq)| {
             let number_of_group = wq.group?;
             let group = used.iter().position(|&group| group == number_of_group)?;
-            Some(queue(config, &capabilities, number, wq, (number_of_group, group)))
+            Some(queue(config, &capabilities, number, wq, number_of_group, group))
         });
         Self { queues: queues.collect(), groups, read_buffer_limit: config.read_buffer_limit, capabilities }
     }
@@ -94,8 +94,9 @@ fn queue(
     device: &Capabilities,
     number: usize,
     wq: &WqConfig,
-    (number_of_group, group): (usize, usize),
-) -> Queue {
+    number_of_group: usize,
+    group: usize,
+) -> SimQueue {
     let ops = wq.op_config.unwrap_or(device.ops);
     let shared = wq.mode == WqMode::Shared;
     let classes = &config.groups[number_of_group];
@@ -124,7 +125,7 @@ fn queue(
         version: device.version,
         traffic_classes: [classes.traffic_class_a, classes.traffic_class_b].map(|class| class.unwrap_or(0)),
     };
-    Queue { info, limits, config: wq.clone(), group }
+    SimQueue { info, limits, config: wq.clone(), group }
 }
 
 /// Requests of the control side to the engine.
@@ -137,7 +138,7 @@ pub(super) struct PendingRequests {
 
 /// The work queues and their open portals.
 #[derive(Debug, Default)]
-pub(super) struct Opened {
+pub(super) struct OpenPortals {
     /// Number of resets. Portals opened before the last reset no longer work.
     pub(super) epoch: u64,
     pub(super) portals: Vec<u32>,
@@ -150,7 +151,7 @@ pub(super) struct Opened {
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) name: String,
-    pub(super) layout: Layout,
+    pub(super) layout: DeviceLayout,
     /// Counts the changes that the engine must apply.
     pub(super) generation: CachePadded<AtomicU64>,
     /// The generation up to which the engine has applied changes.
@@ -160,10 +161,10 @@ pub(super) struct Shared {
     /// Cleared when the engine is dropped.
     pub(super) alive: AtomicBool,
     state: AtomicU8,
-    /// The value in [`Opened`], readable without a lock.
+    /// The value in [`OpenPortals`], readable without a lock.
     pub(super) epoch: AtomicU64,
     pub(super) pending_requests: Mutex<PendingRequests>,
-    pub(super) opened: Mutex<Opened>,
+    pub(super) opened: Mutex<OpenPortals>,
     pub(super) faults: Mutex<Faults>,
     pub(super) counters: Counters,
 }
@@ -175,12 +176,12 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Shared {
     pub(super) fn new(name: &str, config: &DeviceConfig, options: &SimOptions) -> Self {
-        let layout = Layout::new(config, options.capabilities());
+        let layout = DeviceLayout::new(config, options.capabilities());
         let queues = layout.queues.len();
-        let opened = Opened {
+        let opened = OpenPortals {
             portals: vec![0; queues],
             occupancy: (0..queues).map(|_| Arc::default()).collect(),
-            ..Opened::default()
+            ..OpenPortals::default()
         };
         Self {
             name: name.into(),

@@ -7,7 +7,7 @@ mod apply;
 mod fixtures;
 
 use fixtures::Tree;
-use offcore_dsa::config::sysfs::{self, Device};
+use offcore_dsa::config::sysfs::{self, SysfsDevice};
 use offcore_dsa::config::{
     BUILT_IN, Capabilities, ConfigError, DeviceConfig, Group, OneLine, Rule, RuleBroken, WqConfig, WqType,
     built_in, check, commands, json, one_line, profile,
@@ -20,7 +20,7 @@ fn vhost() -> DeviceConfig {
     profile("vhost").unwrap()
 }
 
-fn present(tree: &Tree) -> Device {
+fn present(tree: &Tree) -> SysfsDevice {
     sysfs::find(&tree.roots(), "dsa0").unwrap()
 }
 

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::cuda::driver::{CudaError, Kernel, Stream};
 use crate::cuda::gpu::{Gpu, WARP, place, quiesce_lock};
-use crate::cuda::graph::{Graphs, Schedule};
+use crate::cuda::graph::{GraphNodes, Graphs, Schedule};
 use crate::cuda::memory::Registration;
 use crate::cuda::quits::Quits;
 
@@ -68,8 +68,9 @@ pub(super) fn measure(gpu: &Gpu) -> Result<Costs, String> {
     let registered = unsafe { Registration::new(&gpu.context, "a word", word.as_ptr(), memory.len()) }?;
     let stream = Stream::new(&gpu.context).map_err(to_text)?;
     let quits = Quits::new(&gpu.context, NODES)?;
-    let (kernel, ring) = ((gpu.kernels.node, WARP), (&quits.view(), quits.words()));
-    let graphs = Graphs::new(&gpu.context, &stream, &Schedule::new(NODES, 1), kernel, ring);
+    let view = quits.view();
+    let nodes = GraphNodes { kernel: gpu.kernels.node, threads: WARP, view: &view, laps: quits.words() };
+    let graphs = Graphs::new(&gpu.context, &stream, &Schedule::new(NODES, 1), &nodes);
     let graphs = graphs.map_err(to_text)?;
     let bench = Bench { gpu, graphs, _quits: quits, stream, registered, word };
     let kernels = [

@@ -232,9 +232,9 @@ pub(crate) struct Module {
     context: Arc<Context>,
 }
 
-// SAFETY: as for `Context`.
+// SAFETY: the driver API is thread-safe, and modules are not bound to a thread.
 unsafe impl Send for Module {}
-// SAFETY: as for `Context`.
+// SAFETY: the driver API is thread-safe.
 unsafe impl Sync for Module {}
 
 impl fmt::Debug for Module {
@@ -307,9 +307,9 @@ pub(crate) struct Kernel {
     pub(crate) max_threads: u32,
 }
 
-// SAFETY: as for `Context`.
+// SAFETY: the driver API is thread-safe, and kernels are not bound to a thread.
 unsafe impl Send for Kernel {}
-// SAFETY: as for `Context`.
+// SAFETY: the driver API is thread-safe.
 unsafe impl Sync for Kernel {}
 
 impl Kernel {
@@ -376,9 +376,9 @@ pub(crate) struct Stream {
     context: Arc<Context>,
 }
 
-// SAFETY: as for `Context`.
+// SAFETY: the driver API is thread-safe, and streams are not bound to a thread.
 unsafe impl Send for Stream {}
-// SAFETY: as for `Context`.
+// SAFETY: the driver API is thread-safe.
 unsafe impl Sync for Stream {}
 
 impl fmt::Debug for Stream {

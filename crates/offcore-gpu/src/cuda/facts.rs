@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char};
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 
 use crate::cuda::driver::{self, CudaError, call};
-use crate::doctor::{CudaDevice, CudaFacts};
+use crate::doctor::{CudaDeviceFacts, CudaFacts};
 
 /// Queries the driver. This also works if it is too old for the kernels.
 ///
@@ -21,7 +21,7 @@ pub fn facts() -> Result<CudaFacts, String> {
 }
 
 /// Queries a device.
-pub(crate) fn facts_of(device: sys::CUdevice) -> Result<CudaDevice, CudaError> {
+pub(crate) fn facts_of(device: sys::CUdevice) -> Result<CudaDeviceFacts, CudaError> {
     let number = |which| driver::attribute(device, which);
     let known = |which| number(which).ok().map(|value| value != 0);
     let mut memory = 0;
@@ -29,7 +29,7 @@ pub(crate) fn facts_of(device: sys::CUdevice) -> Result<CudaDevice, CudaError> {
     unsafe { call!(cuDeviceTotalMem_v2(&mut memory, device)) }?;
     let major = number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
     let minor = number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-    Ok(CudaDevice {
+    Ok(CudaDeviceFacts {
         // SAFETY: the buffer has room for `len` bytes including the zero, and the device is the driver's.
         address: short(&text(|at, len| unsafe { call!(cuDeviceGetPCIBusId(at, len, device)) })?),
         // SAFETY: the buffer has room for `len` bytes including the zero, and the device is the driver's.

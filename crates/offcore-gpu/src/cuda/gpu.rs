@@ -21,7 +21,7 @@ use crate::cuda::memory::{Allocation, size};
 use crate::cuda::quits::Quits;
 use crate::cuda::tables::DeviceTrie;
 use crate::cuda::thread::LaunchThread;
-use crate::doctor::{CudaDevice, Ptx, words};
+use crate::doctor::{CudaDeviceFacts, Ptx, words};
 use crate::ptx::PTX;
 use crate::trie::Trie;
 
@@ -51,7 +51,7 @@ pub(crate) struct Gpu {
     pub(crate) ordinal: u32,
     /// The driver's CUDA version, in the format of cuDriverGetVersion.
     pub(crate) version: u32,
-    pub(crate) facts: CudaDevice,
+    pub(crate) facts: CudaDeviceFacts,
     pub(crate) kernels: Kernels,
     /// Device copies of packet pools for `Memory::Gpu`, by address and length of the pool. Services share a copy,
     /// because only one service uses a chunk at a time.
@@ -188,7 +188,7 @@ impl Gpu {
 
     /// Returns a description of the GPU.
     pub(crate) fn title(&self) -> String {
-        let CudaDevice { name, memory_bytes, compute_capability: (major, minor), .. } = &self.facts;
+        let CudaDeviceFacts { name, memory_bytes, compute_capability: (major, minor), .. } = &self.facts;
         let (ordinal, memory) = (self.ordinal, size(*memory_bytes as usize));
         format!("cuda:{ordinal} {name} (sm_{major}{minor}, {memory})")
     }

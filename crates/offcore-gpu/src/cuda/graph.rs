@@ -104,6 +104,16 @@ pub(crate) struct Graphs {
     context: Arc<Context>,
 }
 
+/// The nodes of graphs: their kernel and its arguments.
+pub(crate) struct GraphNodes<'a> {
+    pub(crate) kernel: Kernel,
+    /// Number of threads per block.
+    pub(crate) threads: u32,
+    pub(crate) view: &'a PipelineView,
+    /// A word of device memory per slot.
+    pub(crate) laps: *mut u32,
+}
+
 /// A graph and its executable form.
 struct Exec {
     graph: sys::CUgraph,
@@ -113,7 +123,7 @@ struct Exec {
 // SAFETY: a graph may be used by any thread, one at a time. `launch` requires a single launching thread, and `drop` has
 // the last reference.
 unsafe impl Send for Graphs {}
-// SAFETY: see `Send`: only one thread uses a graph at a time.
+// SAFETY: only one thread uses a graph at a time, as `launch` requires.
 unsafe impl Sync for Graphs {}
 
 impl fmt::Debug for Graphs {
@@ -123,13 +133,12 @@ impl fmt::Debug for Graphs {
 }
 
 impl Graphs {
-    /// Creates and uploads the graphs of `schedule`. `laps` is a zeroed word of device memory per slot.
+    /// Creates and uploads the graphs of `schedule`. The words of `nodes` are zero.
     pub(crate) fn new(
         context: &Arc<Context>,
         stream: &Stream,
         schedule: &Schedule,
-        (kernel, threads): (Kernel, u32),
-        (view, laps): (&PipelineView, *mut u32),
+        nodes: &GraphNodes<'_>,
     ) -> Result<Self, CudaError> {
         context.enter()?;
         let count = schedule.graphs();
@@ -140,8 +149,7 @@ impl Graphs {
             unsafe { call!(cuGraphCreate(&mut graph, 0)) }?;
             made.graphs.push(Exec { graph, exec: null_mut() });
             let first = schedule.first_slot(index);
-            let slots = (first..first + schedule.span, schedule.blocks);
-            chain(context, graph, (kernel, threads), slots, view, laps)?;
+            chain(context, graph, nodes, first..first + schedule.span, schedule.blocks)?;
             let mut exec = null_mut();
             // SAFETY: the context is current, the graph is complete, `exec` is valid for writes.
             unsafe { call!(cuGraphInstantiateWithFlags(&mut exec, graph, 0)) }?;
@@ -170,11 +178,11 @@ impl Graphs {
 fn chain(
     context: &Context,
     graph: sys::CUgraph,
-    (kernel, threads): (Kernel, u32),
-    (slots, blocks): (std::ops::Range<u32>, u32),
-    view: &PipelineView,
-    mut laps: *mut u32,
+    nodes: &GraphNodes<'_>,
+    slots: std::ops::Range<u32>,
+    blocks: u32,
 ) -> Result<(), CudaError> {
+    let &GraphNodes { kernel, threads, view, mut laps } = nodes;
     let mut previous: sys::CUgraphNode = null_mut();
     for mut slot in slots.clone().step_by(blocks as usize) {
         let mut parameters: [*mut c_void; 3] =

@@ -17,7 +17,7 @@ use crate::cuda::gpu::{Gpu, Quiesce, SmReservation, place, quiesce_lock, try_qui
 use crate::cuda::graph::{Graphs, Schedule};
 use crate::cuda::memory::{Allocation, Registration};
 use crate::cuda::tables::DeviceTrie;
-use crate::cuda::thread::{Batch, BatchLauncher, LaunchMailbox, Queue};
+use crate::cuda::thread::{BatchLauncher, BurstQueue, LaunchBatch, LaunchMailbox};
 use crate::device::{DeviceSlots, Launch, Launcher, Started, Watch};
 use crate::kernel::SHARE;
 use crate::layout::{PipelineView, RingView};
@@ -30,8 +30,8 @@ const NAP: Duration = Duration::from_micros(50);
 
 /// A service's resources, dropped in this order.
 pub(super) struct Resources {
-    pub(super) work: Work,
-    /// Per-slot words of [`Work::Burst`] and [`Work::Graphs`].
+    pub(super) work: ServiceKernels,
+    /// Per-slot words of [`ServiceKernels::Burst`] and [`ServiceKernels::Graphs`].
     pub(super) _words: Option<Allocation>,
     pub(super) _tables: Option<Arc<DeviceTrie>>,
     pub(super) _staging: Option<Arc<Allocation>>,
@@ -49,7 +49,7 @@ pub(super) struct Resources {
 }
 
 /// The kernels that a service launches.
-pub(super) enum Work {
+pub(super) enum ServiceKernels {
     /// A kernel per burst or several, by the launch thread; `tally` is a word per slot.
     Burst { tally: *mut u64 },
     /// One kernel for all bursts.
@@ -59,7 +59,7 @@ pub(super) enum Work {
 }
 
 // SAFETY: device addresses are not bound to a thread.
-unsafe impl Send for Work {}
+unsafe impl Send for ServiceKernels {}
 
 impl Resources {
     /// Keeps `memory` for as long as the ring is registered.
@@ -68,15 +68,24 @@ impl Resources {
     }
 }
 
-/// Creates the launcher and the watch of a service with `blocks` blocks of `threads` threads, which are passed `view`.
+/// How a service launches its kernels: the number of blocks, and of threads per block.
+#[derive(Clone, Copy)]
+pub(super) struct LaunchGrid {
+    pub(super) launch: Launch,
+    pub(super) blocks: u32,
+    pub(super) threads: u32,
+}
+
+/// Creates the launcher and the watch of a service, whose kernels are passed `view`.
 pub(super) fn halves(
-    (launch, blocks, threads): (Launch, u32, u32),
+    grid: LaunchGrid,
     view: PipelineView,
     stream: Stream,
     resources: Resources,
-    queue: Option<(Queue, Answers)>,
+    queue: Option<(BurstQueue, Answers)>,
     slots: Option<DeviceSlots>,
 ) -> Started {
+    let LaunchGrid { launch, blocks, threads } = grid;
     let (mut queue, answers) = queue.unzip();
     let state = Arc::new(State {
         launch,
@@ -87,19 +96,19 @@ pub(super) fn halves(
         counted: false.into(),
         ended: false.into(),
         refused: OnceLock::new(),
-        mailbox: queue.as_ref().map(Queue::mailbox),
+        mailbox: queue.as_ref().map(BurstQueue::mailbox),
         submitted: CachePadded::default(),
         handled: CachePadded::default(),
     });
     if let (Some(queue), Some(answers)) = (&mut queue, answers) {
         let state = Arc::clone(&state);
         match &resources.work {
-            Work::Persistent => {}
-            Work::Burst { tally } => {
+            ServiceKernels::Persistent => {}
+            ServiceKernels::Burst { tally } => {
                 let (kernel, tally) = (resources.gpu.kernels.burst, *tally);
                 queue.open(Box::new(BurstLauncher { state, kernel, view, tally, threads, answers }));
             }
-            Work::Graphs(graphs, schedule) => {
+            ServiceKernels::Graphs(graphs, schedule) => {
                 let (graphs, schedule) = (Some(Arc::clone(graphs)), *schedule);
                 queue.open(Box::new(GraphLauncher { state, graphs, schedule }));
             }
@@ -192,7 +201,7 @@ struct CudaLauncher {
     state: Arc<State>,
     /// Taken when the service ends.
     resources: Option<Resources>,
-    queue: Option<Queue>,
+    queue: Option<BurstQueue>,
     /// With device addresses.
     view: PipelineView,
     blocks: u32,
@@ -249,9 +258,11 @@ impl Launcher for CudaLauncher {
 
     fn waiters(&self) -> usize {
         match self.resources.as_ref().map(|resources| &resources.work) {
-            Some(Work::Persistent) if self.state.launched.load(Ordering::Relaxed) => self.blocks as usize,
-            Some(Work::Graphs(_, schedule)) => schedule.waiters(self.turns),
-            Some(Work::Persistent | Work::Burst { .. }) | None => 0,
+            Some(ServiceKernels::Persistent) if self.state.launched.load(Ordering::Relaxed) => {
+                self.blocks as usize
+            }
+            Some(ServiceKernels::Graphs(_, schedule)) => schedule.waiters(self.turns),
+            Some(ServiceKernels::Persistent | ServiceKernels::Burst { .. }) | None => 0,
         }
     }
 }
@@ -373,7 +384,7 @@ impl fmt::Debug for BurstLauncher {
 
 impl BatchLauncher for BurstLauncher {
     #[inline]
-    fn launch(&mut self, Batch { turn, bursts, packets }: Batch) {
+    fn launch(&mut self, LaunchBatch { turn, bursts, packets }: LaunchBatch) {
         let Self { state, kernel, view, tally, threads, .. } = &*self;
         let stream = &state.stream;
         state.launch(|| {
@@ -411,7 +422,7 @@ impl Drop for GraphLauncher {
 
 impl BatchLauncher for GraphLauncher {
     #[inline]
-    fn launch(&mut self, Batch { turn, bursts, .. }: Batch) {
+    fn launch(&mut self, LaunchBatch { turn, bursts, .. }: LaunchBatch) {
         let Self { state, graphs: Some(graphs), schedule } = self else { return };
         let turns = turn + u64::from(bursts);
         if !schedule.is_due(turns - 1) {
@@ -457,7 +468,7 @@ impl Watch for CudaWatch {
         let idle = state.stream.is_idle();
         let is_waited_for = state.launch != Launch::Graph
             || submitted == handled && submitted == state.submitted.load(Ordering::Acquire);
-        failure_of((state.launch, launched && is_waited_for), (refused, gone), &idle)
+        failure_of(state.launch, launched && is_waited_for, refused, gone, &idle)
     }
 
     fn request_abort(&mut self) -> bool {
@@ -480,8 +491,10 @@ impl Watch for CudaWatch {
 /// Returns why no kernel runs in a service that was not ended, by the state of its stream: the service's `launch` type,
 /// whether polling kernels have been `launched` and should run, the `refused` launch, and whether its thread is `gone`.
 fn failure_of(
-    (launch, launched): (Launch, bool),
-    (refused, gone): (Option<&CudaError>, bool),
+    launch: Launch,
+    launched: bool,
+    refused: Option<&CudaError>,
+    gone: bool,
     idle: &Result<bool, CudaError>,
 ) -> Option<String> {
     match (idle, refused) {
@@ -506,17 +519,17 @@ mod tests {
         let lost = CudaError::new("cuStreamQuery", CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
         let refused = CudaError::new("cuLaunchKernel", CUresult::CUDA_ERROR_INVALID_VALUE);
         for launch in Launch::ALL {
-            let text = failure_of((launch, true), (None, false), &Err(lost)).unwrap();
+            let text = failure_of(launch, true, None, false, &Err(lost)).unwrap();
             assert!(text.contains("context is lost: cuStreamQuery"), "{text}");
-            let running = failure_of((launch, true), (Some(&refused), true), &Ok(false));
+            let running = failure_of(launch, true, Some(&refused), true, &Ok(false));
             assert_eq!(running, None, "a kernel is still running");
-            let text = failure_of((launch, true), (Some(&refused), false), &Ok(true)).unwrap();
+            let text = failure_of(launch, true, Some(&refused), false, &Ok(true)).unwrap();
             assert!(text.contains("cuLaunchKernel"), "{text}");
-            let text = failure_of((launch, false), (None, true), &Ok(true)).unwrap();
+            let text = failure_of(launch, false, None, true, &Ok(true)).unwrap();
             assert!(text.contains("thread"), "{text}");
-            let not_yet = failure_of((launch, false), (None, false), &Ok(true));
+            let not_yet = failure_of(launch, false, None, false, &Ok(true));
             assert_eq!(not_yet, None, "nothing has been launched yet");
-            let ended = failure_of((launch, true), (None, false), &Ok(true));
+            let ended = failure_of(launch, true, None, false, &Ok(true));
             assert_eq!(ended.is_some(), launch != Launch::Kernel, "{launch}");
         }
     }

@@ -11,8 +11,8 @@ use offcore_mem::DeviceMemory;
 use crate::cuda::direct;
 use crate::cuda::driver::{Kernel, Stream};
 use crate::cuda::gpu::{Gpu, WARP, quiesce_lock};
-use crate::cuda::graph::{Graphs, Schedule, blocks_of_node};
-use crate::cuda::halves::{Answers, Resources, Work, halves};
+use crate::cuda::graph::{GraphNodes, Graphs, Schedule, blocks_of_node};
+use crate::cuda::halves::{Answers, LaunchGrid, Resources, ServiceKernels, halves};
 use crate::cuda::memory::{Allocation, Registration, size};
 use crate::cuda::slots;
 use crate::cuda::thread::{LaunchThread, MAX_BATCH};
@@ -97,7 +97,8 @@ pub(super) unsafe fn start(
         }
         Launch::Persistent => None,
     };
-    let (work, words) = work(gpu, launch, &view, &stream, (kernel, threads), blocks)?;
+    let grid = LaunchGrid { launch, blocks, threads };
+    let (work, words) = work(gpu, grid, kernel, &view, &stream)?;
     context.settle().map_err(|error| error.to_string())?;
     let resources = Resources {
         work,
@@ -113,45 +114,46 @@ pub(super) unsafe fn start(
         _slots: slots_memory,
         gpu: Arc::clone(gpu),
     };
-    let note = note(service, pool_len, (blocks, threads), no_slots.as_deref());
-    Ok((halves((launch, blocks, threads), view, stream, resources, queue, slots), note))
+    let note = note(service, pool_len, grid, no_slots.as_deref());
+    Ok((halves(grid, view, stream, resources, queue, slots), note))
 }
 
 /// Returns the kernels to launch, and the words per slot that they need.
 fn work(
     gpu: &Gpu,
-    launch: Launch,
+    grid: LaunchGrid,
+    kernel: Kernel,
     view: &PipelineView,
     stream: &Stream,
-    kernel: (Kernel, u32),
-    blocks: u32,
-) -> Result<(Work, Option<Allocation>), String> {
+) -> Result<(ServiceKernels, Option<Allocation>), String> {
     let (context, count) = (&gpu.context, view.ring.count);
     let words = |bytes: usize| Allocation::zeroed(context, "words of a ring", count as usize * bytes);
-    Ok(match launch {
+    Ok(match grid.launch {
         Launch::Kernel => {
             let words = words(size_of::<u64>())?;
-            (Work::Burst { tally: words.at() }, Some(words))
+            (ServiceKernels::Burst { tally: words.at() }, Some(words))
         }
-        Launch::Persistent => (Work::Persistent, None),
+        Launch::Persistent => (ServiceKernels::Persistent, None),
         Launch::Graph => {
-            let (words, schedule) = (words(size_of::<u32>())?, Schedule::new(count, blocks));
-            let graphs = Graphs::new(context, stream, &schedule, kernel, (view, words.at()));
+            let (words, schedule) = (words(size_of::<u32>())?, Schedule::new(count, grid.blocks));
+            let nodes = GraphNodes { kernel, threads: grid.threads, view, laps: words.at() };
+            let graphs = Graphs::new(context, stream, &schedule, &nodes);
             let graphs = graphs.map_err(|error| format!("its graphs: {error}"))?;
-            (Work::Graphs(Arc::new(graphs), schedule), Some(words))
+            (ServiceKernels::Graphs(Arc::new(graphs), schedule), Some(words))
         }
     })
 }
 
 /// Returns the note for the user. `no_slots` is the reason if the slots are not in device memory.
-fn note(service: &Service, pool_len: usize, (blocks, threads): (u32, u32), no_slots: Option<&str>) -> String {
+fn note(service: &Service, pool_len: usize, grid: LaunchGrid, no_slots: Option<&str>) -> String {
+    let LaunchGrid { launch, blocks, threads } = grid;
     let pool = size(pool_len);
     let packets = match service.memory {
         Memory::Host => "registered, packets are processed in host memory",
         Memory::Gpu => "registered, packets are copied to GPU memory and processed there",
         Memory::Direct => "in GPU memory, packets are processed there",
     };
-    let launch = match service.launch {
+    let launch = match launch {
         Launch::Kernel => format!(
             "an unbound thread launches kernels for bursts as they arrive, up to {MAX_BATCH} at once, one block of \
              {threads} threads per {SHARE} packets"
@@ -224,13 +226,14 @@ mod tests {
             threads: 256,
             memory: Memory::Gpu,
         };
-        let text = note(&service, 32 << 20, (2, 256), Some("why"));
+        let grid = LaunchGrid { launch: Launch::Persistent, blocks: 2, threads: 256 };
+        let text = note(&service, 32 << 20, grid, Some("why"));
         let parts =
             ["pool of 32 MiB", "GPU memory", "bursts in pinned host memory (why)", "2 blocks of 256 threads"];
         for part in parts {
             assert!(text.contains(part), "{part}: {text}");
         }
-        let text = note(&service, 32 << 20, (2, 256), None);
+        let text = note(&service, 32 << 20, grid, None);
         assert!(
             text.contains("bursts in GPU memory") && text.contains("answers in pinned host memory"),
             "{text}"

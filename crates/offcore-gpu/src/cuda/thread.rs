@@ -1,7 +1,7 @@
 //! The launch thread, one per GPU, for services with a kernel per burst or with graphs.
 //!
 //! The launch path of a CUDA context is serialised: lcores that launch concurrently wait for each other, for
-//! microseconds per launch. Therefore an lcore pushes its submissions to a [`Queue`], and one thread launches for all
+//! microseconds per launch. Therefore an lcore pushes its submissions to a [`BurstQueue`], and one thread launches for all
 //! lcores. It visits the queues in turn, and launches the bursts that have arrived in a queue together, up to
 //! [`MAX_BATCH`] bursts. Graphs have been launched ahead of their bursts. With a kernel per burst, a single burst is
 //! launched immediately while fewer than [`AHEAD`] launches of its queue are unfinished. Otherwise it would only wait
@@ -28,7 +28,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Bursts of consecutive turns that are launched together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Batch {
+pub(super) struct LaunchBatch {
     pub(super) turn: u64,
     /// Number of bursts, 1 to [`MAX_BATCH`].
     pub(super) bursts: u32,
@@ -39,7 +39,7 @@ pub(super) struct Batch {
 /// Launches the bursts of one ring. The thread drops it when it releases the queue.
 pub(super) trait BatchLauncher: fmt::Debug + Send {
     /// Launches the kernels for these bursts. An error is stored.
-    fn launch(&mut self, batch: Batch);
+    fn launch(&mut self, batch: LaunchBatch);
 
     /// Returns whether the next launch need not wait for the burst of this turn, which has been launched: it is
     /// answered, or never will be.
@@ -54,10 +54,10 @@ struct Submitted {
 }
 
 /// Returns the next bursts to launch together: consecutive turns at the head of `submitted`.
-fn next_batch<'a>(submitted: impl IntoIterator<Item = &'a Submitted>) -> Option<Batch> {
+fn next_batch<'a>(submitted: impl IntoIterator<Item = &'a Submitted>) -> Option<LaunchBatch> {
     let mut submitted = submitted.into_iter();
     let Submitted { turn, packets } = *submitted.next()?;
-    let mut bursts = Batch { turn, bursts: 1, packets };
+    let mut bursts = LaunchBatch { turn, bursts: 1, packets };
     for next in submitted.take(MAX_BATCH - 1) {
         if next.turn != turn + u64::from(bursts.bursts) {
             break;
@@ -217,8 +217,8 @@ impl LaunchThread {
         Ok(Self { mailbox, handle: Some(handle) })
     }
 
-    /// Creates a queue for a ring of `slots` slots. Its bursts are launched after [`Queue::open`].
-    pub(super) fn queue(self: &Arc<Self>, slots: u32) -> Result<Queue, String> {
+    /// Creates a queue for a ring of `slots` slots. Its bursts are launched after [`BurstQueue::open`].
+    pub(super) fn queue(self: &Arc<Self>, slots: u32) -> Result<BurstQueue, String> {
         let max_batch = MAX_BATCH.min(slots as usize);
         // An entry is released only after the launch, when the burst may already have been answered and its slot
         // reused.
@@ -226,7 +226,7 @@ impl LaunchThread {
         let (submitted, to_launch) =
             spsc::ring(room).map_err(|error| format!("a queue of launches: {error}"))?;
         let (closed, thread) = (Arc::default(), Arc::clone(self));
-        Ok(Queue { submitted, to_launch: Some((to_launch, max_batch)), closed, thread })
+        Ok(BurstQueue { submitted, to_launch: Some((to_launch, max_batch)), closed, thread })
     }
 }
 
@@ -244,7 +244,7 @@ impl Drop for LaunchThread {
 
 /// The queue of one ring's bursts to the launch thread.
 #[derive(Debug)]
-pub(super) struct Queue {
+pub(super) struct BurstQueue {
     submitted: Producer<Submitted>,
     /// The thread's end and its maximum batch, until the thread has them.
     to_launch: Option<(Consumer<Submitted>, usize)>,
@@ -252,7 +252,7 @@ pub(super) struct Queue {
     thread: Arc<LaunchThread>,
 }
 
-impl Queue {
+impl BurstQueue {
     /// Returns the thread's mailbox, which also shows whether the thread still runs.
     pub(super) fn mailbox(&self) -> Arc<LaunchMailbox> {
         Arc::clone(&self.thread.mailbox)
@@ -286,7 +286,7 @@ impl Queue {
     }
 }
 
-impl Drop for Queue {
+impl Drop for BurstQueue {
     /// Waits until the thread has released the queue. Bursts left in it are not launched, and the launcher is dropped.
     fn drop(&mut self) {
         if self.to_launch.is_some() {

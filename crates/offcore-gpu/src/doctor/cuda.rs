@@ -7,19 +7,19 @@ use serde::Serialize;
 pub struct CudaFacts {
     /// The driver's CUDA version as returned by cuDriverGetVersion: 1000 × major + 10 × minor.
     pub driver_version: u32,
-    pub devices: Vec<CudaDevice>,
+    pub devices: Vec<CudaDeviceFacts>,
 }
 
 impl CudaFacts {
     /// Returns the device at a PCI address.
-    pub fn device(&self, address: &str) -> Option<&CudaDevice> {
+    pub fn device(&self, address: &str) -> Option<&CudaDeviceFacts> {
         self.devices.iter().find(|device| device.address.eq_ignore_ascii_case(address))
     }
 }
 
 /// A device as the CUDA driver reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct CudaDevice {
+pub struct CudaDeviceFacts {
     /// Its PCI address in lower case with a four-digit domain: `0000:3b:00.0`.
     pub address: String,
     pub name: String,

@@ -29,13 +29,13 @@ pub struct Facts {
     /// NUMA nodes.
     pub numa_nodes: usize,
     /// NVIDIA's GPUs on the PCI bus.
-    pub gpus: Vec<Gpu>,
+    pub gpus: Vec<GpuFacts>,
     /// Network cards on the PCI bus.
     pub nics: Vec<Nic>,
     /// Requested network cards and interfaces that do not exist.
     pub missing_nics: Vec<String>,
     /// Each GPU with each network card.
-    pub pairs: Vec<Pair>,
+    pub pairs: Vec<PciPair>,
 }
 
 /// NVIDIA's kernel driver.
@@ -70,7 +70,7 @@ pub enum LockedMemory {
 
 /// A GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Gpu {
+pub struct GpuFacts {
     /// Its PCI function.
     #[serde(flatten)]
     pub function: PciFunction,
@@ -103,7 +103,7 @@ impl Nic {
 
 /// The distance between a GPU and a network card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Pair {
+pub struct PciPair {
     /// The GPU's address.
     pub gpu: String,
     /// The network card's address.
@@ -205,7 +205,7 @@ fn device_files(tree: &Tree, me: &Rights) -> Vec<DeviceFile> {
     files.collect()
 }
 
-fn gpus(tree: &Tree) -> Vec<Gpu> {
+fn gpus(tree: &Tree) -> Vec<GpuFacts> {
     let functions = pci::functions(tree, 0x03).into_iter().filter(|function| function.vendor == pci::NVIDIA);
     let gpus = functions.map(|function| {
         let address = &function.address;
@@ -214,7 +214,7 @@ fn gpus(tree: &Tree) -> Vec<Gpu> {
             text.lines()
                 .find_map(|line| Some(plain(line.strip_prefix(name)?.trim_start().strip_prefix(':')?)))
         };
-        Gpu {
+        GpuFacts {
             model: field("Model").filter(|model| !model.is_empty()),
             minor: field("Device Minor").and_then(|minor| minor.parse().ok()),
             bar: pci::largest_bar(tree, address),
@@ -242,8 +242,8 @@ fn interfaces(tree: &Tree, address: &str) -> Vec<String> {
     places.flat_map(|place| tree.names(&place)).collect()
 }
 
-fn pairs(gpus: &[Gpu], nics: &[Nic]) -> Vec<Pair> {
-    let of = |gpu: &PciFunction, nic: &PciFunction| Pair {
+fn pairs(gpus: &[GpuFacts], nics: &[Nic]) -> Vec<PciPair> {
+    let of = |gpu: &PciFunction, nic: &PciFunction| PciPair {
         gpu: gpu.address.clone(),
         nic: nic.address.clone(),
         meeting: meeting(gpu, nic),

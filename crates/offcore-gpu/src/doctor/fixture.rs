@@ -6,7 +6,7 @@ use std::ops::Deref;
 use offcore_mem::testing::TempDir;
 use offcore_stats::finding::{Finding, Report};
 
-use super::{CudaDevice, CudaFacts, Facts, Given, Ptx, examine};
+use super::{CudaDeviceFacts, CudaFacts, Facts, Given, Ptx, examine};
 
 /// The GPU of [`Fake::good`].
 pub(super) const GPU: &str = "0000:03:00.0";
@@ -60,7 +60,7 @@ impl Fake {
             ptx: Some(Ptx { version: (8, 8), target: (7, 0) }),
             cuda: Some(CudaFacts {
                 driver_version: 13_000,
-                devices: vec![CudaDevice {
+                devices: vec![CudaDeviceFacts {
                     address: GPU.into(),
                     name: "NVIDIA H200".into(),
                     memory_bytes: 139 << 30,

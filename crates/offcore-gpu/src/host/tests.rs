@@ -51,9 +51,12 @@ fn check(packet: &Packet, result: u32, number: usize) {
 /// Sends `bursts` bursts of `len` packets and checks every packet that comes back, also in staging memory.
 fn every_packet_comes_back(
     pool: &'static Pool,
-    (launch, memory): (Launch, Memory),
-    (blocks, threads): (u32, u32),
-    (len, bursts): (usize, u64),
+    launch: Launch,
+    memory: Memory,
+    blocks: u32,
+    threads: u32,
+    len: usize,
+    bursts: u64,
 ) {
     let mut cache = pool.cache();
     let (mut submitter, mut collector) = ring(4, len);
@@ -102,11 +105,13 @@ fn every_packet_comes_back(
 #[test]
 fn every_launch_processes_every_packet() {
     // Bursts of 1 to 4 packets, bursts longer than a block of 256 threads, and several laps.
-    for bursts in [(1, 50), (4, 50), (7, 20), (64, 20), (257, 9), (1024, 6), (4096, 3)] {
-        let pool = Pool::new(8 * bursts.0.max(64), 2048, Hugepages::None).unwrap();
-        for launch in Launch::ALL.into_iter().flat_map(|launch| Memory::ALL.map(|memory| (launch, memory))) {
-            for block in [(1, 1), (3, 32), (2, 1024)] {
-                every_packet_comes_back(pool, launch, block, bursts);
+    for (len, bursts) in [(1, 50), (4, 50), (7, 20), (64, 20), (257, 9), (1024, 6), (4096, 3)] {
+        let pool = Pool::new(8 * len.max(64), 2048, Hugepages::None).unwrap();
+        for (launch, memory) in
+            Launch::ALL.into_iter().flat_map(|launch| Memory::ALL.map(|memory| (launch, memory)))
+        {
+            for (blocks, threads) in [(1, 1), (3, 32), (2, 1024)] {
+                every_packet_comes_back(pool, launch, memory, blocks, threads, len, bursts);
             }
         }
     }

@@ -55,8 +55,10 @@ fn assert_all_free(pool: &Pool, mut cache: PoolCache) {
 /// failure of the device.
 fn every_packet_is_right(
     worker: Worker<'_>,
-    (kind, split_at): (Kind, Option<usize>),
-    (burst, bursts): (usize, usize),
+    kind: Kind,
+    split_at: Option<usize>,
+    burst: usize,
+    bursts: usize,
     timeout: Duration,
 ) -> Option<String> {
     let skip = split_at.unwrap_or(SKIP);
@@ -103,9 +105,9 @@ fn every_packet_is_right(
 #[test]
 fn every_worker_has_the_same_results() {
     for kind in [Kind::Nothing, Kind::Crc32c, Kind::Match] {
-        for bursts in [(1, 100), (7, 40), (64, 12), (257, 8), (1024, 6)] {
+        for (burst, bursts) in [(1, 100), (7, 40), (64, 12), (257, 8), (1024, 6)] {
             let right =
-                |worker: Worker<'_>| every_packet_is_right(worker, (kind, None), bursts, LONG_TIMEOUT);
+                |worker: Worker<'_>| every_packet_is_right(worker, kind, None, burst, bursts, LONG_TIMEOUT);
             assert_eq!(right(Worker::None), None);
             assert_eq!(right(Worker::Cpu), None);
             for launch in Launch::ALL {
@@ -123,8 +125,9 @@ fn split_packets_have_payload_results() {
         for (split_at, burst, bursts) in
             [(60, 1, 100), (60, 257, 8), (61, 64, 12), (14, 64, 12), (1400, 64, 12)]
         {
-            let (work, bursts) = ((kind, Some(split_at)), (burst, bursts));
-            let right = |worker: Worker<'_>| every_packet_is_right(worker, work, bursts, LONG_TIMEOUT);
+            let right = |worker: Worker<'_>| {
+                every_packet_is_right(worker, kind, Some(split_at), burst, bursts, LONG_TIMEOUT)
+            };
             assert_eq!(right(Worker::Cpu), None);
             for (launch, memory) in
                 Launch::ALL.into_iter().flat_map(|launch| Memory::ALL.map(|memory| (launch, memory)))
@@ -136,7 +139,7 @@ fn split_packets_have_payload_results() {
     }
     for fault in [Fault::Dies(5), Fault::Hangs(5)] {
         let mut device = HostDevice::new().unwrap().with_fault(fault);
-        every_packet_is_right(one_block(&mut device), (Kind::Crc32c, Some(60)), (64, 40), TIMEOUT).unwrap();
+        every_packet_is_right(one_block(&mut device), Kind::Crc32c, Some(60), 64, 40, TIMEOUT).unwrap();
     }
 }
 
@@ -147,7 +150,7 @@ fn cpu_takes_over_from_failed_device() {
         for burst in [1, 64, 300] {
             let mut device = HostDevice::new().unwrap().with_fault(fault);
             let failure =
-                every_packet_is_right(one_block(&mut device), (Kind::Crc32c, None), (burst, 40), TIMEOUT);
+                every_packet_is_right(one_block(&mut device), Kind::Crc32c, None, burst, 40, TIMEOUT);
             assert!(failure.as_ref().unwrap().contains(words), "{failure:?}");
         }
     }

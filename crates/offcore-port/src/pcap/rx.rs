@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use offcore_mem::{Burst, HEADROOM, Packet, Pool};
 use offcore_stats::Stage;
 use offcore_wire::ethernet;
-use offcore_wire::pcap::{FILE_HEADER_LEN, MAX_RECORD_LEN, PcapError, PcapReader, Record};
+use offcore_wire::pcap::{FILE_HEADER_LEN, MAX_RECORD_LEN, PcapError, PcapReader, PcapRecord};
 
 use super::pipe::{PipeReader, is_pipe};
 use super::{FileState, reason};
@@ -20,7 +20,7 @@ use crate::{Context, DropReason, RxCounters, RxQueue, Wake, hand_over, room};
 pub(super) struct Source {
     reader: Reader,
     /// A packet whose header was read before all packet buffers or all data for it were available.
-    waiting: Option<Record>,
+    waiting: Option<PcapRecord>,
     /// The reader's file, if it is repeated.
     repeated: Option<Arc<File>>,
     state: Arc<FileState>,
@@ -36,7 +36,7 @@ enum Reader {
 
 /// The next item of a capture.
 enum Next {
-    Record(Record),
+    Record(PcapRecord),
     /// The next packet has not arrived yet.
     Later,
     End,
@@ -107,7 +107,7 @@ impl Source {
     }
 
     /// Reads the record into the buffers of `packet`, which has the same length.
-    fn read(&mut self, record: &Record, packet: &mut Packet, pool: &Pool) -> Result<(), PcapError> {
+    fn read(&mut self, record: &PcapRecord, packet: &mut Packet, pool: &Pool) -> Result<(), PcapError> {
         if (record.len as u64) < record.original_len.into() {
             self.state.cut.fetch_add(1, Ordering::Relaxed);
         }

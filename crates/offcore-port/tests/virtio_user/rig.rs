@@ -20,7 +20,7 @@ pub(crate) const ROOM: usize = 2048 - 256;
 /// The device side of one virtqueue, operated by the test.
 pub(crate) struct Played {
     pub(crate) config: Arc<VringConfig>,
-    pub(crate) queue: device::Queue,
+    pub(crate) queue: device::SplitDevice,
     pub(crate) direction: Direction,
 }
 
@@ -34,7 +34,7 @@ impl Played {
         });
         let config = found.unwrap();
         let Layout::Split(layout) = config.layout.clone() else { panic!("no packed ring was asked for") };
-        let queue = device::Queue::new(layout, config.base as u16, false, false);
+        let queue = device::SplitDevice::new(layout, config.base as u16, false, false);
         let direction = if index.is_multiple_of(2) { Direction::Writable } else { Direction::Readable };
         Self { config, queue, direction }
     }

@@ -7,7 +7,7 @@ use crate::link;
 use crate::polled;
 use crate::real;
 use crate::sys;
-use crate::table::{self, Entry, Kind};
+use crate::table::{self, Entry, SocketKind};
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn close(fd: c_int) -> c_int {
@@ -17,11 +17,11 @@ pub(super) unsafe extern "C" fn close(fd: c_int) -> c_int {
     match table::get(fd) {
         // A `vfork` child has its own descriptors, but shares this memory with its parent.
         Some(entry) if link::is_self() => {
-            gone(fd, entry);
+            forget_descriptor(fd, entry);
             // SAFETY: `close` takes no addresses.
             let closed = unsafe { real::close(fd) };
-            if matches!(entry.kind, Kind::Stream | Kind::Datagrams) {
-                link::look();
+            if matches!(entry.kind, SocketKind::Stream | SocketKind::Datagrams) {
+                link::request_check();
             }
             closed
         }
@@ -37,12 +37,12 @@ unsafe extern "C" fn __close(fd: c_int) -> c_int {
 }
 
 /// Cleans up for a descriptor that is about to be closed.
-pub(super) fn gone(fd: c_int, entry: Entry) {
+pub(super) fn forget_descriptor(fd: c_int, entry: Entry) {
     table::set(fd, None);
     if polled::is_remembered(entry) {
         polled::forget(fd);
     }
-    kernel_listeners::closed(entry);
+    kernel_listeners::close_kept(entry);
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
@@ -51,7 +51,7 @@ pub(super) unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: 
     if !only_flag && link::is_self() {
         let upto = (last as usize).saturating_add(1);
         for (fd, entry) in table::all(upto).filter(|(fd, _)| *fd as c_uint >= first) {
-            gone(fd, entry);
+            forget_descriptor(fd, entry);
         }
     }
     // The library's own descriptors stay open. They are not necessarily adjacent.
@@ -65,7 +65,7 @@ pub(super) unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: 
     }
     // SAFETY: `close_range` takes no addresses.
     let closed = if from <= last { unsafe { real::close_range(from, last, flags) } } else { 0 };
-    link::look();
+    link::request_check();
     closed
 }
 

@@ -35,11 +35,11 @@ fn duplicate(from: c_int, to: c_int, duplicate: impl FnOnce() -> c_int) -> c_int
     let duplicated = duplicate();
     if duplicated >= 0 && from != to && link::is_self() {
         if let Some(old) = old {
-            descriptors::gone(to, old);
+            descriptors::forget_descriptor(to, old);
         }
         table::duplicate(from, to);
         if old.is_some() {
-            link::look();
+            link::request_check();
         }
         if to == libc::STDIN_FILENO && table::get(to).is_some() {
             stdio::input();

@@ -26,7 +26,7 @@ pub(super) unsafe extern "C" fn epoll_ctl(
     let entry = table::get(fd);
     // SAFETY: `event` is null or points to an event, as `epoll_ctl` requires of its caller.
     let event = unsafe { event.as_ref() }.copied();
-    let mut shown = event.map(|event| polled::with_errors(entry, event));
+    let mut shown = event.map(|event| polled::event_with_errors(entry, event));
     let to = shown.as_mut().map_or(core::ptr::null_mut(), core::ptr::from_mut);
     // SAFETY: `to` is null or points to `shown`, which lives until the call returns.
     let result = unsafe { real::epoll_ctl(epoll, operation, fd, to) };
@@ -67,7 +67,7 @@ fn corrected(epoll: c_int, mut event: epoll_event) -> epoll_event {
     let alarmed = |fd| datagrams(fd).is_some_and(|session| session.slot.wake.is_alarmed());
     let found = polled::find(epoll, event.u64, failed).or_else(|| polled::find(epoll, event.u64, alarmed));
     if let Some(session) = found.and_then(datagrams) {
-        let shown = errors::shown(&session, 0, event.events as c_short);
+        let shown = errors::corrected_events(&session, 0, event.events as c_short);
         event.events = event.events & !0xffff | u32::from(shown.cast_unsigned());
     }
     event

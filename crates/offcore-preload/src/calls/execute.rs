@@ -2,7 +2,7 @@
 
 use core::ffi::{c_char, c_int};
 
-use crate::environment::{self, with_ours};
+use crate::environment::{self, with_our_variables};
 use crate::link;
 use crate::listeners;
 use crate::programs;
@@ -12,7 +12,7 @@ use crate::sys::{self, Errno};
 type Strings = *const *const c_char;
 
 /// Converts a result to a return value, and sets `errno` on an error.
-fn executed(result: Result<c_int, Errno>) -> c_int {
+fn return_value(result: Result<c_int, Errno>) -> c_int {
     result.unwrap_or_else(|error| sys::returned_int(Err(error)))
 }
 
@@ -23,27 +23,33 @@ pub(super) unsafe extern "C" fn execve(
     environment: Strings,
 ) -> c_int {
     // SAFETY: `path` is null or a valid string, as the function requires of its caller.
-    unsafe { programs::at_path(libc::AT_FDCWD, path) };
+    unsafe { programs::check_path(libc::AT_FDCWD, path) };
     // SAFETY: the function requires of its caller that `environment` is null or a null-terminated list of strings. The
     // other arguments are passed on unchanged.
-    executed(unsafe { with_ours(environment, |environment| real::execve(path, arguments, environment)) })
+    return_value(unsafe {
+        with_our_variables(environment, |environment| real::execve(path, arguments, environment))
+    })
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn execvpe(path: *const c_char, arguments: Strings, environment: Strings) -> c_int {
     // SAFETY: `path` is null or a valid string, as the function requires of its caller.
-    unsafe { programs::in_path(path) };
+    unsafe { programs::check_command(path) };
     // SAFETY: the function requires of its caller that `environment` is null or a null-terminated list of strings. The
     // other arguments are passed on unchanged.
-    executed(unsafe { with_ours(environment, |environment| real::execvpe(path, arguments, environment)) })
+    return_value(unsafe {
+        with_our_variables(environment, |environment| real::execvpe(path, arguments, environment))
+    })
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn fexecve(fd: c_int, arguments: Strings, environment: Strings) -> c_int {
-    programs::at_descriptor(fd);
+    programs::check_descriptor(fd);
     // SAFETY: the function requires of its caller that `environment` is null or a null-terminated list of strings. The
     // other arguments are passed on unchanged.
-    executed(unsafe { with_ours(environment, |environment| real::fexecve(fd, arguments, environment)) })
+    return_value(unsafe {
+        with_our_variables(environment, |environment| real::fexecve(fd, arguments, environment))
+    })
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
@@ -56,18 +62,19 @@ pub(super) unsafe extern "C" fn execveat(
 ) -> c_int {
     match flags & libc::AT_EMPTY_PATH {
         // SAFETY: `path` is null or a valid string, as the function requires of its caller.
-        0 => unsafe { programs::at_path(directory, path) },
-        _ => programs::at_descriptor(directory),
+        0 => unsafe { programs::check_path(directory, path) },
+        _ => programs::check_descriptor(directory),
     }
     let call = |environment: Strings| {
         let args =
             [directory as usize, path as usize, arguments as usize, environment as usize, flags as usize, 0];
-        // SAFETY: the arguments are valid for `execveat`, as the function requires of its caller.
+        // SAFETY: `path` is null or a valid string, and both lists are null or null-terminated lists of strings, as
+        // `execveat` requires of its caller.
         sys::returned_int(sys::result(unsafe { sys::call(libc::SYS_execveat, args) }))
     };
     // SAFETY: the function requires of its caller that `environment` is null or a null-terminated list of strings. The
     // other arguments are passed on unchanged.
-    executed(unsafe { with_ours(environment, call) })
+    return_value(unsafe { with_our_variables(environment, call) })
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
@@ -80,14 +87,14 @@ unsafe extern "C" fn posix_spawn(
     environment: Strings,
 ) -> c_int {
     // SAFETY: `path` is null or a valid string, as the function requires of its caller.
-    unsafe { programs::at_path(libc::AT_FDCWD, path) };
+    unsafe { programs::check_path(libc::AT_FDCWD, path) };
     let call = |environment| {
-        // SAFETY: the arguments are valid for this call, as the function requires of its caller; `environment` was made
-        // from them.
+        // SAFETY: the caller guarantees pointers that are valid or null as `posix_spawn` requires; `environment` was
+        // made from its list.
         unsafe { real::posix_spawn(pid, path, actions, attributes, arguments, environment) }
     };
     // SAFETY: the function requires of its caller that `environment` is null or a null-terminated list of strings.
-    unsafe { with_ours(environment, call) }.unwrap_or_else(|error| error)
+    unsafe { with_our_variables(environment, call) }.unwrap_or_else(|error| error)
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
@@ -100,20 +107,20 @@ unsafe extern "C" fn posix_spawnp(
     environment: Strings,
 ) -> c_int {
     // SAFETY: `path` is null or a valid string, as the function requires of its caller.
-    unsafe { programs::in_path(path) };
+    unsafe { programs::check_command(path) };
     let call = |environment| {
-        // SAFETY: the arguments are valid for this call, as the function requires of its caller; `environment` was made
-        // from them.
+        // SAFETY: the caller guarantees pointers that are valid or null as `posix_spawn` requires; `environment` was
+        // made from its list.
         unsafe { real::posix_spawnp(pid, path, actions, attributes, arguments, environment) }
     };
     // SAFETY: the function requires of its caller that `environment` is null or a null-terminated list of strings.
-    unsafe { with_ours(environment, call) }.unwrap_or_else(|error| error)
+    unsafe { with_our_variables(environment, call) }.unwrap_or_else(|error| error)
 }
 
 /// Repairs the program's own environment first: libc executes the shell with it, without calling the functions above.
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn system(command: *const c_char) -> c_int {
-    environment::repair();
+    environment::restore_variables();
     // SAFETY: `command` is null or a valid string, as `system` requires of its caller.
     unsafe { real::system(command) }
 }
@@ -121,8 +128,8 @@ unsafe extern "C" fn system(command: *const c_char) -> c_int {
 /// As [`system`].
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE {
-    environment::repair();
-    // SAFETY: both arguments are valid strings, as `popen` requires of its caller.
+    environment::restore_variables();
+    // SAFETY: `command` and `mode` are valid strings, as `popen` requires of its caller.
     unsafe { real::popen(command, mode) as *mut libc::FILE }
 }
 
@@ -133,13 +140,13 @@ unsafe extern "C" fn fork() -> libc::pid_t {
     // SAFETY: `fork` has no arguments.
     let child = unsafe { real::fork() };
     if child == 0 {
-        link::forked();
+        link::link_child();
     }
     child
 }
 
 /// Returns the environment for calls that do not specify one.
-fn usual() -> Strings {
+fn current_environment() -> Strings {
     unsafe extern "C" {
         static environ: Strings;
     }
@@ -150,13 +157,13 @@ fn usual() -> Strings {
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn execv(path: *const c_char, arguments: Strings) -> c_int {
     // SAFETY: `path` and `arguments` are valid, as `execv` requires of its caller; libc keeps `environ` valid.
-    unsafe { execve(path, arguments, usual()) }
+    unsafe { execve(path, arguments, current_environment()) }
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn execvp(path: *const c_char, arguments: Strings) -> c_int {
     // SAFETY: `path` and `arguments` are valid, as `execvp` requires of its caller; libc keeps `environ` valid.
-    unsafe { execvpe(path, arguments, usual()) }
+    unsafe { execvpe(path, arguments, current_environment()) }
 }
 
 /// The variadic functions. libc's versions do not call the functions of this library.
@@ -165,7 +172,7 @@ mod one_by_one {
     use core::arch::naked_asm;
     use core::ffi::{c_char, c_int};
 
-    use super::{Strings, execve, execvpe, usual};
+    use super::{Strings, current_environment, execve, execvpe};
     use crate::sys;
 
     /// Number of arguments in registers after the path.
@@ -216,7 +223,8 @@ mod one_by_one {
         rest: Strings,
         execute: impl FnOnce(Strings, *const c_char) -> c_int,
     ) -> c_int {
-        // SAFETY: the caller guarantees the arguments up to the null and the one behind it, and no later one is read.
+        // SAFETY: the caller guarantees that `first` and `rest` hold the arguments up to the null and one behind it. No
+        // later one is read.
         let get = |at: usize| unsafe {
             if at < IN_REGISTERS { *first.add(at) } else { *rest.add(at - IN_REGISTERS) }
         };
@@ -244,13 +252,13 @@ mod one_by_one {
     unsafe extern "C" fn list(path: *const c_char, first: Strings, rest: Strings) -> c_int {
         // SAFETY: `first` and `rest` point to the arguments of the variadic function, whose caller guarantees valid
         // strings up to the null.
-        unsafe { with_list(first, rest, |arguments, _| execve(path, arguments, usual())) }
+        unsafe { with_list(first, rest, |arguments, _| execve(path, arguments, current_environment())) }
     }
 
     unsafe extern "C" fn list_path(path: *const c_char, first: Strings, rest: Strings) -> c_int {
         // SAFETY: `first` and `rest` point to the arguments of the variadic function, whose caller guarantees valid
         // strings up to the null.
-        unsafe { with_list(first, rest, |arguments, _| execvpe(path, arguments, usual())) }
+        unsafe { with_list(first, rest, |arguments, _| execvpe(path, arguments, current_environment())) }
     }
 
     /// The environment follows the null.

@@ -18,14 +18,14 @@ use crate::listeners;
 use crate::real;
 use crate::session::{self, Session, Target};
 use crate::sys::{self, Errno};
-use crate::table::{self, Entry, Kind};
+use crate::table::{self, Entry, SocketKind};
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     // SAFETY: `socket` takes no addresses.
     let fd = unsafe { real::socket(domain, kind, protocol) };
     if fd >= 0
-        && let Err(error) = decide::opened(fd, domain, kind, protocol)
+        && let Err(error) = decide::note_socket(fd, domain, kind, protocol)
     {
         let _ = sys::close(fd);
         return sys::returned_int(Err(error));
@@ -117,7 +117,7 @@ fn connect_kernel(fd: c_int, to: SocketAddr) -> c_int {
 
 /// Returns the result of a new stream's `connect`. If a blocking call fails, the descriptor becomes a new socket again.
 fn first_connected(session: &Session) -> Result<(), Errno> {
-    let result = decide::connected(session);
+    let result = decide::connect_result(session);
     if result.is_err() && session.is_over() && !session.is_nonblocking() {
         decide::reopen(session)?;
     }
@@ -129,7 +129,7 @@ fn connect_again(session: &Session, to: Result<SocketAddr, Errno>) -> Result<(),
     match to {
         Ok(to) => decide::connect_session(session, to),
         Err(libc::EAFNOSUPPORT) if session.slot.state() != state::LISTENING => {
-            session.wish(wish::RESET, true);
+            session.set_option_bits(wish::RESET, true);
             decide::reopen(session).map(drop)
         }
         Err(error) => Err(error),
@@ -185,7 +185,7 @@ pub(super) unsafe extern "C" fn accept4(
         let taken = match session::find(fd) {
             // SAFETY: `from` is null, or `len` is valid and `from` has `*len` writable bytes, as `accept` requires of
             // its caller.
-            Target::Session(session) => unsafe { take(&session, from, len, flags) },
+            Target::Session(session) => unsafe { take_connection(&session, from, len, flags) },
             Target::Dead => Err(GONE),
             // SAFETY: `from` is null, or `len` is valid and `from` has `*len` writable bytes, as `accept` requires of
             // its caller.
@@ -209,7 +209,7 @@ const GONE: Errno = libc::EOWNERDEAD;
 ///
 /// # Safety
 /// `from` is null, or `len` is valid and `from` is valid for writes of `*len` bytes.
-unsafe fn take(
+unsafe fn take_connection(
     listener: &Session,
     from: *mut sockaddr,
     len: *mut socklen_t,
@@ -221,7 +221,7 @@ unsafe fn take(
     if listener.is_datagrams() {
         return Err(libc::EOPNOTSUPP);
     }
-    if listener.slot.state() != state::LISTENING || listener.wants(wish::NO_READ) {
+    if listener.slot.state() != state::LISTENING || listener.has_option_bit(wish::NO_READ) {
         return Err(libc::EINVAL);
     }
     if !from.is_null() && len.is_null() {
@@ -242,7 +242,7 @@ unsafe fn take(
         // If the process has no room for the descriptor, the kernel closes it. A length of 0 means that the stack has
         // closed the queue.
         return Err(match read {
-            0 if listener.wants(wish::NO_READ) => libc::EINVAL,
+            0 if listener.has_option_bit(wish::NO_READ) => libc::EINVAL,
             0 => GONE,
             _ => libc::EMFILE,
         });
@@ -258,7 +258,7 @@ unsafe fn take(
         }
         return Ok(fd);
     }
-    table::set(fd, Some(Entry::session(Kind::Stream, listener.entry.v6, accepted.session)));
+    table::set(fd, Some(Entry::session(SocketKind::Stream, listener.entry.v6, accepted.session)));
     let session = session::get(fd).ok_or(libc::ECONNABORTED)?;
     session.note_family();
     session.slot.wishes.told.fetch_or(wish::ACCEPTED, Ordering::AcqRel);
@@ -274,7 +274,12 @@ unsafe fn take(
 ///
 /// # Safety
 /// `to` is null, or `len` is null, or `len` is valid and `to` is valid for writes of `*len` bytes.
-unsafe fn name(session: &Session, end: End, to: *mut sockaddr, len: *mut socklen_t) -> Result<(), Errno> {
+unsafe fn write_name(
+    session: &Session,
+    end: End,
+    to: *mut sockaddr,
+    len: *mut socklen_t,
+) -> Result<(), Errno> {
     if to.is_null() || len.is_null() {
         return Err(libc::EFAULT);
     }
@@ -299,7 +304,7 @@ unsafe fn name(session: &Session, end: End, to: *mut sockaddr, len: *mut socklen
 pub(super) unsafe extern "C" fn getsockname(fd: c_int, to: *mut sockaddr, len: *mut socklen_t) -> c_int {
     match session::get(fd) {
         // SAFETY: `len` is valid and `to` has `*len` writable bytes, as `getsockname` requires of its caller.
-        Some(session) => sys::returned_int(unsafe { name(&session, End::Ours, to, len) }.map(|()| 0)),
+        Some(session) => sys::returned_int(unsafe { write_name(&session, End::Ours, to, len) }.map(|()| 0)),
         // SAFETY: `len` is valid and `to` has `*len` writable bytes, as `getsockname` requires of its caller.
         None => unsafe { real::getsockname(fd, to, len) },
     }
@@ -309,7 +314,7 @@ pub(super) unsafe extern "C" fn getsockname(fd: c_int, to: *mut sockaddr, len: *
 pub(super) unsafe extern "C" fn getpeername(fd: c_int, to: *mut sockaddr, len: *mut socklen_t) -> c_int {
     match session::get(fd) {
         // SAFETY: `len` is valid and `to` has `*len` writable bytes, as `getpeername` requires of its caller.
-        Some(session) => sys::returned_int(unsafe { name(&session, End::Peer, to, len) }.map(|()| 0)),
+        Some(session) => sys::returned_int(unsafe { write_name(&session, End::Peer, to, len) }.map(|()| 0)),
         // SAFETY: `len` is valid and `to` has `*len` writable bytes, as `getpeername` requires of its caller.
         None => unsafe { real::getpeername(fd, to, len) },
     }

@@ -49,7 +49,7 @@ fn this_thread() -> Option<&'static Thread> {
 }
 
 /// Runs a resolver function.
-fn resolving<T>(resolve: impl FnOnce() -> T) -> T {
+fn run_resolver<T>(resolve: impl FnOnce() -> T) -> T {
     if !link::is_used() || sys::is_sandboxed() || this_thread().is_some() {
         return resolve();
     }
@@ -82,7 +82,7 @@ fn resolving<T>(resolve: impl FnOnce() -> T) -> T {
 fn begin(thread: &Thread) -> Result<u64, sys::Errno> {
     handle_signal()?;
     let mask = sys::unblock(libc::SIGSYS)?;
-    let (from, len) = sys::text();
+    let (from, len) = sys::text_segment();
     thread.selector.store(BLOCK, Ordering::Relaxed);
     let dispatched = dispatch(DISPATCH_ON, from, len, thread.selector.as_ptr() as usize);
     dispatched.map(|()| mask).inspect_err(|_| {
@@ -153,7 +153,7 @@ unsafe extern "C" fn handle_sigsys(signal: c_int, info: *mut siginfo_t, context:
     let thread = this_thread().filter(|_| code == SYS_USER_DISPATCH);
     let Some(thread) = thread else {
         // SAFETY: the arguments come from the kernel and are passed on unchanged.
-        return unsafe { before(signal, info, context) };
+        return unsafe { call_previous_handler(signal, info, context) };
     };
     let [number, a, b, c, d, e, f] = [
         libc::REG_RAX,
@@ -197,7 +197,7 @@ unsafe fn sigreturn(stack: usize) -> ! {
 }
 
 /// Calls the previous handler.
-unsafe fn before(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+unsafe fn call_previous_handler(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let handler = BEFORE.load(Ordering::Relaxed);
     match handler {
         libc::SIG_IGN => {}
@@ -229,8 +229,8 @@ macro_rules! names {
         #[allow(clippy::too_many_arguments, reason = "as the functions")]
         #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
         unsafe extern "C" fn $name($($arg: $type),*) -> $ret {
-            // SAFETY: the arguments are valid for libc's function of the same name, as it requires of its caller.
-            resolving(|| unsafe { real::resolver::$name($($arg),*) })
+            // SAFETY: the caller passes pointers and lengths that are valid for libc's function of the same name.
+            run_resolver(|| unsafe { real::resolver::$name($($arg),*) })
         }
     )*};
 }

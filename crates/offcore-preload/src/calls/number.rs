@@ -22,7 +22,8 @@ pub(super) unsafe extern "C" fn syscall(
 ) -> c_long {
     let (fd, flags) = (a as c_int, d as c_int);
     let (address, len) = (e as *mut sockaddr, f as *mut socklen_t);
-    // SAFETY: the arguments are valid for the system call with this number, as `syscall` requires of its caller.
+    // SAFETY: the caller of `syscall` passes the arguments of system call `number`, so its addresses are valid for that
+    // call's reads and writes.
     unsafe {
         match number {
             libc::SYS_read => receive::read(fd, b as _, c) as c_long,
@@ -85,7 +86,7 @@ pub(super) unsafe extern "C" fn syscall(
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn prctl(option: c_int, b: usize, c: usize, d: usize, e: usize) -> c_int {
     let args = [option as usize, b, c, d, e, 0];
-    // SAFETY: the arguments are valid for `prctl`, as it requires of its caller.
+    // SAFETY: the caller passes null, numbers, or addresses that are valid for `option` in `b` to `e`.
     let result = sys::result(unsafe { sys::call(libc::SYS_prctl, args) });
     if option == libc::PR_SET_SECCOMP && result.is_ok() {
         sys::begin_sandbox();

@@ -25,7 +25,7 @@ unsafe fn with_errors(entries: *mut pollfd, count: nfds_t, wait: impl Fn(bool) -
         let mut any = false;
         for entry in entries() {
             if let Some(session) = datagrams(entry.fd) {
-                any |= errors::pending(&session, entry.events) != 0;
+                any |= errors::pending_events(&session, entry.events) != 0;
                 entry.events |= if entry.events & ADDED == 0 { ADDED } else { 0 };
             }
         }
@@ -35,7 +35,7 @@ unsafe fn with_errors(entries: *mut pollfd, count: nfds_t, wait: impl Fn(bool) -
             if let Some(session) = datagrams(entry.fd) {
                 entry.events &= if entry.events & ADDED == ADDED { !ADDED } else { !0 };
                 if ready >= 0 {
-                    entry.revents = errors::shown(&session, entry.events, entry.revents);
+                    entry.revents = errors::corrected_events(&session, entry.events, entry.revents);
                 }
             }
             shown += c_int::from(ready >= 0 && entry.revents != 0);

@@ -23,7 +23,8 @@ unsafe fn receive(
     session: &Session,
     buffers: Buffers<'_>,
     how: c_int,
-    (from, len): (*mut sockaddr, *mut socklen_t),
+    from: *mut sockaddr,
+    len: *mut socklen_t,
 ) -> Result<usize, Errno> {
     if !session.is_datagrams() {
         // SAFETY: the caller guarantees that the buffers are writable.
@@ -57,7 +58,14 @@ unsafe fn receive(
     Ok(if how & libc::MSG_TRUNC != 0 { received.len } else { received.copied })
 }
 
-const NOBODY: (*mut sockaddr, *mut socklen_t) = (core::ptr::null_mut(), core::ptr::null_mut());
+/// Receives into buffers, without the sender's address.
+///
+/// # Safety
+/// The buffers are valid for writes.
+unsafe fn receive_data(session: &Session, buffers: Buffers<'_>, how: c_int) -> Result<usize, Errno> {
+    // SAFETY: the caller guarantees that the buffers are writable, and both addresses are null.
+    unsafe { receive(session, buffers, how, core::ptr::null_mut(), core::ptr::null_mut()) }
+}
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
@@ -65,16 +73,16 @@ pub(super) unsafe extern "C" fn read(fd: c_int, to: *mut c_void, len: size_t) ->
         Target::Session(_) if len == 0 => 0,
         Target::Session(session) => {
             // SAFETY: `to` has `len` writable bytes, as `read` requires of its caller.
-            sys::returned(unsafe { receive(&session, Buffers::one(&buffer(to, len)), 0, NOBODY) })
+            sys::returned(unsafe { receive_data(&session, Buffers::one(&buffer(to, len)), 0) })
         }
-        Target::Dead => sys::returned(dead(fd)),
+        Target::Dead => sys::returned(receive_from_dead(fd)),
         // SAFETY: `to` has `len` writable bytes, as `read` requires of its caller.
         _ => unsafe { real::read(fd, to, len) },
     }
 }
 
 /// Reads from a session whose stack is gone: first returns the pending error, and then the end of the stream.
-fn dead(fd: c_int) -> Result<usize, Errno> {
+fn receive_from_dead(fd: c_int) -> Result<usize, Errno> {
     while sys::take_bytes(fd, usize::MAX)?.0 > 0 {}
     Ok(0)
 }
@@ -102,7 +110,7 @@ pub(super) unsafe extern "C" fn readv(fd: c_int, to: *const iovec, count: c_int)
     let received = unsafe {
         Buffers::counted(to, count).and_then(|buffers| match buffers.len() {
             0 => Ok(0),
-            _ => receive(&session, buffers, 0, NOBODY),
+            _ => receive_data(&session, buffers, 0),
         })
     };
     sys::returned(received)
@@ -123,7 +131,7 @@ unsafe extern "C" fn preadv2(
             let how = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
             // SAFETY: `to` points to `count` buffers that are valid for writes, as `preadv2` requires of its caller.
             sys::returned(unsafe {
-                Buffers::counted(to, count).and_then(|buffers| receive(&session, buffers, how, NOBODY))
+                Buffers::counted(to, count).and_then(|buffers| receive_data(&session, buffers, how))
             })
         }
         // SAFETY: `to` points to `count` buffers that are valid for writes, as `preadv2` requires of its caller.
@@ -148,9 +156,9 @@ unsafe extern "C" fn recv(fd: c_int, to: *mut c_void, len: size_t, how: c_int) -
     match session::find(fd) {
         Target::Session(session) => {
             // SAFETY: `to` has `len` writable bytes, as `recv` requires of its caller.
-            sys::returned(unsafe { receive(&session, Buffers::one(&buffer(to, len)), how, NOBODY) })
+            sys::returned(unsafe { receive_data(&session, Buffers::one(&buffer(to, len)), how) })
         }
-        Target::Dead => sys::returned(dead(fd)),
+        Target::Dead => sys::returned(receive_from_dead(fd)),
         // SAFETY: `to` has `len` writable bytes, as `recv` requires of its caller.
         _ => unsafe { real::recv(fd, to, len, how) },
     }
@@ -182,9 +190,9 @@ pub(super) unsafe extern "C" fn recvfrom(
         Target::Session(session) => {
             // SAFETY: `to` has `len` writable bytes, and `from` is null or has `*from_len` writable bytes, as
             // `recvfrom` requires of its caller.
-            sys::returned(unsafe { receive(&session, Buffers::one(&buffer(to, len)), how, (from, from_len)) })
+            sys::returned(unsafe { receive(&session, Buffers::one(&buffer(to, len)), how, from, from_len) })
         }
-        Target::Dead => sys::returned(dead(fd)),
+        Target::Dead => sys::returned(receive_from_dead(fd)),
         // SAFETY: `to` has `len` writable bytes, and `from` is null or has `*from_len` writable bytes, as `recvfrom`
         // requires of its caller.
         _ => unsafe { real::recvfrom(fd, to, len, how, from, from_len) },
@@ -214,7 +222,7 @@ unsafe extern "C" fn __recvfrom_chk(
 unsafe fn message(session: &Session, header: &mut msghdr, how: c_int) -> Result<usize, Errno> {
     header.msg_flags = 0;
     let parts = *header;
-    // SAFETY: the caller guarantees that the header has `msg_iovlen` buffers.
+    // SAFETY: the caller guarantees that `msg_iov` of the header points to `msg_iovlen` buffers.
     let buffers = unsafe { Buffers::of_message(&parts) }?;
     if !session.is_datagrams() {
         // SAFETY: the caller guarantees that the buffers are writable.
@@ -225,8 +233,7 @@ unsafe fn message(session: &Session, header: &mut msghdr, how: c_int) -> Result<
     }
     if how & libc::MSG_ERRQUEUE != 0 {
         let error = datagrams::errors::take(session)?;
-        // SAFETY: the caller guarantees that the buffers and the memory for the name and the control messages are
-        // writable.
+        // SAFETY: the caller guarantees that the buffers, `msg_name` and `msg_control` are writable for their lengths.
         let copied = unsafe {
             let len = &raw mut header.msg_namelen;
             address::write(error.to, session.entry.v6, header.msg_name.cast(), len);
@@ -242,7 +249,7 @@ unsafe fn message(session: &Session, header: &mut msghdr, how: c_int) -> Result<
         (header.msg_namelen, header.msg_controllen) = (0, 0);
         return Ok(0);
     };
-    // SAFETY: the caller guarantees that the memory for the name and the control messages is writable.
+    // SAFETY: the caller guarantees that `msg_name` and `msg_control` are writable for their lengths.
     unsafe {
         let len = &raw mut header.msg_namelen;
         address::write(received.header.peer, session.entry.v6, header.msg_name.cast(), len);
@@ -257,7 +264,8 @@ unsafe fn message(session: &Session, header: &mut msghdr, how: c_int) -> Result<
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn recvmsg(fd: c_int, header: *mut msghdr, how: c_int) -> ssize_t {
     let Some(session) = session::get(fd) else {
-        // SAFETY: `header` and its addresses are valid, as `recvmsg` requires of its caller.
+        // SAFETY: `header` is null or valid, and its addresses are writable for its lengths, as `recvmsg` requires of
+        // its caller.
         let received = unsafe { real::recvmsg(fd, header, how) };
         if received >= 0 {
             // SAFETY: the kernel has received a message with this header.
@@ -281,7 +289,7 @@ unsafe fn adopt(header: *const msghdr) {
     if !link::is_used() {
         return;
     }
-    // SAFETY: a message was received with `header`, as the caller guarantees.
+    // SAFETY: the caller has received a message with `header`.
     unsafe { link::rights(header, crate::adopt::adopt) };
 }
 
@@ -327,9 +335,9 @@ unsafe fn messages(
         .map(|time| sys::now() + i128::from(time.tv_sec) * i128::from(SECOND) + i128::from(time.tv_nsec));
     let (mut done, mut how_each) = (0, how & !libc::MSG_WAITFORONE);
     while done < count {
-        // SAFETY: `done` is below `count`, so the header is valid, as the caller guarantees.
+        // SAFETY: `done` is below `count`, and the caller guarantees that `headers` points to `count` headers.
         let header = unsafe { &mut *headers.add(done as usize) };
-        // SAFETY: the addresses of the header are valid for writes, as the caller guarantees.
+        // SAFETY: the caller guarantees that the addresses in the header are null or writable for the header's lengths.
         match unsafe { message(session, &mut header.msg_hdr, how_each) } {
             Ok(len) => header.msg_len = len as c_uint,
             Err(error) if done == 0 => return Err(error),

@@ -19,7 +19,7 @@ use crate::vectors::{Buffers, buffer};
 ///
 /// # Safety
 /// The buffers are valid for reads.
-unsafe fn give(
+unsafe fn send_buffers(
     session: &Session,
     buffers: Buffers<'_>,
     how: c_int,
@@ -39,7 +39,7 @@ pub(super) unsafe extern "C" fn write(fd: c_int, from: *const c_void, len: size_
     match session::find(fd) {
         Target::Session(session) => {
             // SAFETY: `from` has `len` readable bytes, as `write` requires of its caller.
-            sys::returned(unsafe { give(&session, Buffers::one(&buffer(from, len)), 0, None) })
+            sys::returned(unsafe { send_buffers(&session, Buffers::one(&buffer(from, len)), 0, None) })
         }
         // SAFETY: `from` has `len` readable bytes, as `write` requires of its caller.
         _ => unsafe { real::write(fd, from, len) },
@@ -57,7 +57,7 @@ pub(super) unsafe extern "C" fn writev(fd: c_int, from: *const iovec, count: c_i
     match session::get(fd) {
         // SAFETY: `from` points to `count` buffers that are valid for reads, as `writev` requires of its caller.
         Some(session) => sys::returned(unsafe {
-            Buffers::counted(from, count).and_then(|buffers| give(&session, buffers, 0, None))
+            Buffers::counted(from, count).and_then(|buffers| send_buffers(&session, buffers, 0, None))
         }),
         // SAFETY: `from` points to `count` buffers that are valid for reads, as `writev` requires of its caller.
         None => unsafe { real::writev(fd, from, count) },
@@ -78,7 +78,7 @@ unsafe extern "C" fn pwritev2(
             let how = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
             // SAFETY: `from` points to `count` buffers that are valid for reads, as `pwritev2` requires of its caller.
             sys::returned(unsafe {
-                Buffers::counted(from, count).and_then(|buffers| give(&session, buffers, how, None))
+                Buffers::counted(from, count).and_then(|buffers| send_buffers(&session, buffers, how, None))
             })
         }
         // SAFETY: `from` points to `count` buffers that are valid for reads, as `pwritev2` requires of its caller.
@@ -103,7 +103,7 @@ unsafe extern "C" fn send(fd: c_int, from: *const c_void, len: size_t, how: c_in
     match session::find(fd) {
         Target::Session(session) => {
             // SAFETY: `from` has `len` readable bytes, as `send` requires of its caller.
-            sys::returned(unsafe { give(&session, Buffers::one(&buffer(from, len)), how, None) })
+            sys::returned(unsafe { send_buffers(&session, Buffers::one(&buffer(from, len)), how, None) })
         }
         // SAFETY: `from` has `len` readable bytes, as `send` requires of its caller.
         _ => unsafe { real::send(fd, from, len, how) },
@@ -134,7 +134,7 @@ unsafe fn addressed(
     };
     let session = match session::find(fd) {
         Target::Session(session) => session,
-        Target::Undecided(entry) if entry.kind == crate::table::Kind::OpenDatagrams => {
+        Target::Undecided(entry) if entry.kind == crate::table::SocketKind::OpenDatagrams => {
             // The kernel reports errors of the address.
             let Ok(Some(to)) = address(entry.v6) else { return Ok(None) };
             match decide::send(fd, entry, to)? {
@@ -163,9 +163,9 @@ pub(super) unsafe extern "C" fn sendto(
     match unsafe { addressed(fd, to, to_len, how) } {
         Ok(Some((session, to))) => {
             // SAFETY: `from` has `len` readable bytes, as `sendto` requires of its caller.
-            sys::returned(unsafe { give(&session, Buffers::one(&buffer(from, len)), how, to) })
+            sys::returned(unsafe { send_buffers(&session, Buffers::one(&buffer(from, len)), how, to) })
         }
-        // SAFETY: both addresses are valid for the given lengths, as `sendto` requires of its caller.
+        // SAFETY: `from` has `len` and `to` has `to_len` readable bytes, as `sendto` requires of its caller.
         Ok(None) => unsafe { real::sendto(fd, from, len, how, to, to_len) },
         Err(error) => sys::returned(Err(error)),
     }
@@ -188,7 +188,7 @@ unsafe fn message(fd: c_int, header: &msghdr, how: c_int) -> Result<Option<usize
             let control = Control::of(header, session.entry.v6)?;
             return datagrams::send(&session, buffers, how, to, &control).map(Some);
         }
-        give(&session, buffers, how, to).map(Some)
+        send_buffers(&session, buffers, how, to).map(Some)
     }
 }
 
@@ -221,7 +221,8 @@ pub(super) unsafe extern "C" fn sendmmsg(
     }
     let (mut done, count) = (0, count.min(libc::UIO_MAXIOV as c_uint));
     while done < count {
-        // SAFETY: `done` is below `count`, so the header is valid, as `sendmmsg` requires of its caller.
+        // SAFETY: `done` is below `count`, and `headers` points to `count` headers, as `sendmmsg` requires of its
+        // caller.
         let header = unsafe { &mut *headers.add(done as usize) };
         // SAFETY: the addresses in the header are valid for reads, as `sendmmsg` requires of its caller.
         match unsafe { message(fd, &header.msg_hdr, how) } {
@@ -285,7 +286,7 @@ pub(super) unsafe extern "C" fn splice(
     // The flag only concerns the pipe. The socket's own flag decides whether the socket waits.
     let wait = flags & libc::SPLICE_F_NONBLOCK == 0;
     match (session::get(from), session::get(to)) {
-        // SAFETY: both positions are null or valid, as `splice` requires of its caller.
+        // SAFETY: `from_position` and `to_position` are null or valid, as `splice` requires of its caller.
         (None, None) => unsafe { real::splice(from, from_position, to, to_position, len, flags) },
         _ if len == 0 => 0,
         _ if flags & !SPLICE_FLAGS != 0 => sys::returned(Err(libc::EINVAL)),

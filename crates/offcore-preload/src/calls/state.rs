@@ -9,25 +9,25 @@ use offcore_session::slot::{state, wish};
 use crate::address::{self, End};
 use crate::decide;
 use crate::kernel_listeners;
-use crate::memberships;
+use crate::memberships::MembershipOption;
 use crate::options;
 use crate::real;
 use crate::session::{self, Session, Target};
 use crate::stream_options;
 use crate::sys::{self, Errno};
-use crate::table::{self, Kind};
+use crate::table::{self, SocketKind};
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
     match session::get(fd) {
-        Some(session) => sys::returned_int(end(&session, how)),
+        Some(session) => sys::returned_int(shut_session(&session, how)),
         // SAFETY: `shutdown` takes no addresses.
         None => unsafe { real::shutdown(fd, how) },
     }
 }
 
 /// Ends the receiving direction, the sending direction, or both.
-fn end(session: &Session, how: c_int) -> Result<usize, Errno> {
+fn shut_session(session: &Session, how: c_int) -> Result<usize, Errno> {
     let (read, write) = match how {
         libc::SHUT_RD => (true, false),
         libc::SHUT_WR => (false, true),
@@ -85,17 +85,16 @@ pub(super) unsafe extern "C" fn setsockopt(
             // SAFETY: `value` is null or has `len` readable bytes, as `setsockopt` requires of its caller.
             return sys::returned_int(unsafe { options::set(&session, level, name, value, len) }.map(|()| 0));
         }
-        Target::Undecided(entry) if entry.kind == Kind::OpenStream => {
+        Target::Undecided(entry) if entry.kind == SocketKind::OpenStream => {
             // SAFETY: `value` is null or has `len` readable bytes, as `setsockopt` requires of its caller.
             unsafe { stream_options::check(entry.v6, level, name, value, len) }.map(|()| Some(entry))
         }
-        Target::Undecided(entry) if let Some(change) = memberships::change(level, name) => {
+        Target::Undecided(entry) if let Some(option) = MembershipOption::of(level, name, value, len) => {
             // SAFETY: `value` is null or has `len` readable bytes, as `setsockopt` requires of its caller.
             let done = sys::of_libc(unsafe { real::setsockopt(fd, level, name, value, len) } as isize);
             let done = done.map(drop);
             // SAFETY: `value` is null or has `len` readable bytes, as `setsockopt` requires of its caller.
-            let done =
-                unsafe { decide::change_membership(fd, entry, (change, (level, name)), (value, len), done) };
+            let done = unsafe { decide::change_membership(fd, entry, &option, done) };
             return sys::returned_int(done.map(|()| 0));
         }
         // A filter would be lost if the socket moved to the stack.

@@ -16,7 +16,7 @@ use offcore_session::slot::Slot;
 use super::peer;
 use crate::address::{self, End};
 use crate::datagram_options::kept_name;
-use crate::decide;
+use crate::decide::{self, StackEnd};
 use crate::link;
 use crate::listeners::{self, LOOK};
 use crate::lost;
@@ -24,7 +24,7 @@ use crate::memberships;
 use crate::session::{self, Session};
 use crate::step::Step;
 use crate::sys::{self, Errno};
-use crate::table::{Entry, Kind};
+use crate::table::{Entry, SocketKind};
 
 /// Internal error: the stack of a socket has ended. Calls do not return it.
 pub(super) const GONE: Errno = libc::EOWNERDEAD;
@@ -33,9 +33,9 @@ pub(super) const GONE: Errno = libc::EOWNERDEAD;
 ///
 /// # Errors
 /// `EAGAIN` if the call does not wait, and `EINTR` after a signal.
-pub(super) fn wait(fd: c_int, waits: bool) -> Result<Session, Errno> {
+pub(super) fn wait_for_stack(fd: c_int, waits: bool) -> Result<Session, Errno> {
     loop {
-        if let Some(session) = make(fd)? {
+        if let Some(session) = move_to_stack(fd)? {
             return Ok(session);
         }
         if !waits || sys::fcntl(fd, libc::F_GETFL, 0)? & libc::O_NONBLOCK as usize != 0 {
@@ -49,12 +49,12 @@ pub(super) fn wait(fd: c_int, waits: bool) -> Result<Session, Errno> {
 ///
 /// # Errors
 /// `ENETDOWN` without a stack.
-pub(super) fn now(fd: c_int) -> Result<Session, Errno> {
-    make(fd)?.ok_or(libc::ENETDOWN)
+pub(super) fn move_now(fd: c_int) -> Result<Session, Errno> {
+    move_to_stack(fd)?.ok_or(libc::ENETDOWN)
 }
 
 /// Moves the socket to the present stack. Returns `None` without a stack.
-fn make(fd: c_int) -> Result<Option<Session>, Errno> {
+fn move_to_stack(fd: c_int) -> Result<Option<Session>, Errno> {
     let _signals = sys::Blocked::new();
     let _lock = link::listeners();
     let there = link::renew();
@@ -64,14 +64,14 @@ fn make(fd: c_int) -> Result<Option<Session>, Errno> {
         return Ok(Some(session));
     }
     let slot = session.slot;
-    let entry = if session.is_lost() { session.entry } else { link::lose(fd, session.entry, slot) };
+    let entry = if session.is_lost() { session.entry } else { link::mark_lost(fd, session.entry, slot) };
     // If requested, a server exits when its stack ends. A client tries again.
     let serves = peer(&session).is_none();
     if serves {
         listeners::exit_on_loss();
     }
     let made = match there {
-        Ok(()) => ask(fd, entry, slot),
+        Ok(()) => request_socket(fd, entry, slot),
         Err((Step::Connect | Step::Welcome, error @ (libc::EACCES | libc::EPROTO))) => Err(error),
         Err(_) => Err(libc::ENETDOWN),
     };
@@ -88,7 +88,7 @@ fn make(fd: c_int) -> Result<Option<Session>, Errno> {
 }
 
 /// Requests the socket from the stack.
-fn ask(fd: c_int, entry: Entry, slot: &'static Slot) -> Result<Session, Errno> {
+fn request_socket(fd: c_int, entry: Entry, slot: &'static Slot) -> Result<Session, Errno> {
     let (local, remote) = (address::of(slot, End::Ours), address::of(slot, End::Peer));
     let has = |level, name| slot.kept.get(kept_name(level, name)).is_some_and(|value| value != 0);
     let bit = |bit, is_set| if is_set { bit } else { 0 };
@@ -100,12 +100,12 @@ fn ask(fd: c_int, entry: Entry, slot: &'static Slot) -> Result<Session, Errno> {
     let call = if remote.is_some() { Call::Connect } else { Call::Bind };
     let mut question = Question::new(call, NONE, value);
     (question.local, question.remote) = (Some(local), remote);
-    let (found, end) = decide::ask_session(fd, &question, &[])?;
+    let StackEnd { place, fd: end } = decide::ask_session(fd, &question, &[])?;
     lost::restore_timeouts(slot, end);
-    let new = Entry::session(Kind::Datagrams, entry.v6, found);
+    let new = Entry::session(SocketKind::Datagrams, entry.v6, place);
     let session = listeners::replace(fd, entry, end, new).ok_or(libc::EIO)?;
-    decide::inherit(&session, slot);
-    memberships::join_again(&session);
+    decide::copy_options(&session, slot);
+    memberships::rejoin_groups(&session);
     // The word now counts bytes in the pair of this session.
     session.slot.wishes.leftover.store(0, Ordering::Relaxed);
     Ok(session)

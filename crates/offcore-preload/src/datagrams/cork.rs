@@ -8,9 +8,9 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use offcore_session::datagram::Header;
 
-use super::{longest, send_whole};
+use super::{max_length, send_whole};
 use crate::datagram_options as options;
-use crate::lock::Held;
+use crate::lock::SlotLock;
 use crate::session::Session;
 use crate::sys::{self, Errno};
 use crate::vectors::{Buffers, buffer};
@@ -113,8 +113,8 @@ impl CorkedDatagram {
             return Err(libc::EMSGSIZE);
         }
         let to = ptr::with_exposed_provenance_mut::<u8>(self.bytes.load(Ordering::Relaxed)).wrapping_add(at);
-        // SAFETY: the mapping has `ROOM` bytes, and the check above ensures that all buffers fit. The write lock
-        // excludes other writers, as the caller guarantees.
+        // SAFETY: the mapping has `ROOM` bytes, and all buffers fit behind the first `at` bytes. The caller holds the
+        // write lock, which excludes other writers.
         unsafe { buffers.gather(to) };
         self.len.store(at + len, Ordering::Relaxed);
         Ok(len)
@@ -126,7 +126,7 @@ impl CorkedDatagram {
 /// # Safety
 /// The buffers are valid for reads.
 pub(super) unsafe fn begin(session: &Session, header: &Header, buffers: Buffers<'_>) -> Result<usize, Errno> {
-    let lock = Held::new(&session.slot.wishes.writing);
+    let lock = SlotLock::new(&session.slot.wishes.writing);
     if lock.is_nested() {
         return Err(libc::EAGAIN);
     }
@@ -134,7 +134,7 @@ pub(super) unsafe fn begin(session: &Session, header: &Header, buffers: Buffers<
     // SAFETY: this call holds the write lock, and the caller guarantees that the buffers are readable.
     unsafe {
         *begun.header.get() = Some(*header);
-        begun.append(buffers, longest(header.peer))
+        begun.append(buffers, max_length(header.peer))
     }
 }
 
@@ -147,7 +147,7 @@ pub(super) unsafe fn append_or_send(
     buffers: Buffers<'_>,
     how: c_int,
 ) -> Result<usize, Errno> {
-    let lock = Held::new(&session.slot.wishes.writing);
+    let lock = SlotLock::new(&session.slot.wishes.writing);
     if lock.is_nested() {
         return Err(libc::EAGAIN);
     }
@@ -155,7 +155,7 @@ pub(super) unsafe fn append_or_send(
     // SAFETY: this call holds the write lock.
     let header = unsafe { *begun.header.get() }.ok_or(libc::EINVAL)?;
     // SAFETY: the caller guarantees that the buffers are readable, and this call holds the write lock.
-    let len = unsafe { begun.append(buffers, longest(header.peer)) }?;
+    let len = unsafe { begun.append(buffers, max_length(header.peer)) }?;
     drop(lock);
     if how & libc::MSG_MORE == 0 && options::bits(session) & options::bit::CORK == 0 {
         send(session, begun, header, how)?;

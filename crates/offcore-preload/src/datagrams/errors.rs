@@ -29,7 +29,7 @@ pub(crate) fn take(session: &Session) -> Result<Undelivered, Errno> {
 }
 
 /// With `IP_RECVERR`, adds the error of a datagram that is too long for its path to the queue.
-pub(super) fn too_long(session: &Session, to: SocketAddr) {
+pub(super) fn queue_too_long(session: &Session, to: SocketAddr) {
     let bit = if to.is_ipv4() { options::bit::ERRORS } else { options::bit::ERRORS6 };
     let mtu = session.slot.mtu().load(Ordering::Relaxed);
     if options::bits(session) & bit != 0 && mtu > 0 {
@@ -49,7 +49,7 @@ fn question(session: &Session, value: u32) -> Question {
 
 /// Returns bits that `poll` must report for a datagram socket independently of its descriptor: an error, and `POLLOUT`
 /// for a socket without a stack, since writing to it fails at once.
-pub(crate) fn pending(session: &Session, events: c_short) -> c_short {
+pub(crate) fn pending_events(session: &Session, events: c_short) -> c_short {
     match session.is_lost() {
         true => events & (libc::POLLOUT | libc::POLLWRNORM),
         false if session.slot.has_errors() => libc::POLLERR,
@@ -58,8 +58,8 @@ pub(crate) fn pending(session: &Session, events: c_short) -> c_short {
 }
 
 /// Corrects what `poll` reports for a datagram socket: as on Linux, an error is `POLLERR`, and data is `POLLIN`.
-pub(crate) fn shown(session: &Session, events: c_short, shown: c_short) -> c_short {
-    let pending = pending(session, events);
+pub(crate) fn corrected_events(session: &Session, events: c_short, shown: c_short) -> c_short {
+    let pending = pending_events(session, events);
     let (failed, alarmed) = (pending & libc::POLLERR != 0, shown & libc::POLLPRI != 0);
     if alarmed && !failed {
         // The error was read after the alarm was raised.

@@ -65,7 +65,7 @@ impl Descriptors {
 }
 
 /// The first message of the stack.
-pub(super) struct Received {
+pub(super) struct Greeting {
     pub(super) welcome: Welcome,
     pub(super) descriptors: Descriptors,
 }
@@ -111,7 +111,7 @@ pub(crate) fn receive(fd: c_int, bytes: &mut [u8], flags: c_int) -> Result<(usiz
 /// # Safety
 /// A message was received with `header`.
 pub(crate) unsafe fn rights(header: *const msghdr, mut each: impl FnMut(c_int)) {
-    // SAFETY: `header` is valid, as the caller guarantees.
+    // SAFETY: the caller has received a message with `header`, so the kernel has set `msg_control` and its length.
     let mut control = unsafe { libc::CMSG_FIRSTHDR(header) };
     while !control.is_null() {
         // SAFETY: `control` is not null, so it points to a control message that the kernel has written.
@@ -165,7 +165,7 @@ fn send(fd: c_int, bytes: &[u8], descriptors: &[c_int]) -> Result<usize, Errno> 
 }
 
 /// Sets the timeouts of a socket to the stack, in seconds.
-fn limit(fd: c_int, seconds: libc::time_t) {
+fn set_timeouts(fd: c_int, seconds: libc::time_t) {
     let time = libc::timeval { tv_sec: seconds, tv_usec: 0 };
     for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
         let (at, len) = ((&raw const time).cast(), size_of::<libc::timeval>());
@@ -176,38 +176,38 @@ fn limit(fd: c_int, seconds: libc::time_t) {
 }
 
 /// Connects to the stack and sends a hello message.
-pub(super) fn connect() -> Result<(c_int, Received), Failed> {
+pub(super) fn connect() -> Result<(c_int, Greeting), Failed> {
     retry_while_busy(connect_once)
 }
 
-fn connect_once() -> Result<(c_int, Received), Failed> {
+fn connect_once() -> Result<(c_int, Greeting), Failed> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
     // SAFETY: `socket` takes no addresses.
     let fd = unsafe { sys::call(libc::SYS_socket, [libc::AF_UNIX as usize, kind as usize, 0, 0, 0, 0]) };
     let fd = sys::result(fd).map_err(|error| Step::Socket.failed(error))? as c_int;
-    limit(fd, WELCOMED);
+    set_timeouts(fd, WELCOMED);
     let address = address();
     let args = [fd as usize, &raw const address as usize, size_of::<sockaddr_un>(), 0, 0, 0];
     // SAFETY: `address` lives until the call returns, and the length is its size.
     let connected = sys::result(unsafe { sys::call(libc::SYS_connect, args) });
-    let greeted = connected.map_err(|error| Step::Connect.failed(error)).and_then(|_| greet(fd));
+    let greeted = connected.map_err(|error| Step::Connect.failed(error)).and_then(|_| exchange_hello(fd));
     greeted.map(|received| (fd, received)).inspect_err(|_| {
         let _ = sys::close(fd);
     })
 }
 
 /// Sends a hello message on a new socket to the stack, and receives the welcome.
-fn greet(fd: c_int) -> Result<Received, Failed> {
+fn exchange_hello(fd: c_int) -> Result<Greeting, Failed> {
     let hello = Hello { version: VERSION, key: environment::key() };
     send(fd, &hello.to_bytes(), &[]).map_err(|error| Step::Message.failed(error))?;
-    welcome(fd)
+    receive_welcome(fd)
 }
 
 fn address() -> sockaddr_un {
     // SAFETY: the structure consists of integers, for which all zeros are valid.
     let mut address: sockaddr_un = unsafe { mem::zeroed() };
     address.sun_family = libc::AF_UNIX as _;
-    for (to, from) in address.sun_path.iter_mut().zip(environment::stack()) {
+    for (to, from) in address.sun_path.iter_mut().zip(environment::stack_path()) {
         *to = *from as _;
     }
     address
@@ -215,11 +215,11 @@ fn address() -> sockaddr_un {
 
 /// Requests a socket for a forked child over the socket that it has inherited from its parent, and sends a hello
 /// message on it.
-pub(super) fn fork(inherited: c_int) -> Result<(c_int, Received), Failed> {
+pub(super) fn fork(inherited: c_int) -> Result<(c_int, Greeting), Failed> {
     retry_while_busy(|| fork_once(inherited))
 }
 
-fn fork_once(inherited: c_int) -> Result<(c_int, Received), Failed> {
+fn fork_once(inherited: c_int) -> Result<(c_int, Greeting), Failed> {
     let mut pair = [MaybeUninit::<c_int>::uninit(); 2];
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
     let args = [libc::AF_UNIX as usize, kind as usize, 0, pair.as_mut_ptr() as usize, 0, 0];
@@ -228,10 +228,10 @@ fn fork_once(inherited: c_int) -> Result<(c_int, Received), Failed> {
     made.map_err(|error| Step::Socket.failed(error))?;
     // SAFETY: the successful call has written both descriptors.
     let [ours, theirs] = pair.map(|fd| unsafe { fd.assume_init() });
-    limit(ours, WELCOMED);
+    set_timeouts(ours, WELCOMED);
     let sent = send(inherited, &Question::new(Call::Fork, NONE, 0).to_bytes(), &[theirs]);
     let _ = sys::close(theirs);
-    super::look();
+    super::request_check();
     let mut bytes = [0; LONGEST];
     let answer = match sent {
         Ok(_) => {
@@ -247,14 +247,14 @@ fn fork_once(inherited: c_int) -> Result<(c_int, Received), Failed> {
         // The stack has closed the other end because its queue of new processes is full.
         return Err(Step::Message.failed(libc::ECONNRESET));
     };
-    limit(socket, WELCOMED);
-    greet(socket).map(|received| (socket, received)).inspect_err(|_| {
+    set_timeouts(socket, WELCOMED);
+    exchange_hello(socket).map(|received| (socket, received)).inspect_err(|_| {
         let _ = sys::close(socket);
     })
 }
 
 /// Waits for the stack's first message.
-fn welcome(fd: c_int) -> Result<Received, Failed> {
+fn receive_welcome(fd: c_int) -> Result<Greeting, Failed> {
     let mut bytes = [0; LONGEST];
     let received = receive(fd, &mut bytes, libc::MSG_CMSG_CLOEXEC);
     let (len, descriptors) = received.map_err(|error| Step::Message.failed(error))?;
@@ -268,8 +268,8 @@ fn welcome(fd: c_int) -> Result<Received, Failed> {
         }
         Some(welcome) if welcome.error != 0 => Step::Welcome.failed(welcome.error as Errno),
         Some(welcome) => {
-            limit(fd, ANSWERED);
-            return Ok(Received { welcome, descriptors });
+            set_timeouts(fd, ANSWERED);
+            return Ok(Greeting { welcome, descriptors });
         }
     };
     descriptors.close();
@@ -296,13 +296,13 @@ pub(super) fn ask(
     }
 }
 
-/// Returns a duplicate with a high number as [`far`] does, or with any number if that fails.
-pub(super) fn away(fd: c_int) -> Result<c_int, Errno> {
-    far(fd).or_else(|_| sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3).map(|moved| moved as c_int))
+/// Returns a duplicate with a high number as [`duplicate_high`] does, or with any number if that fails.
+pub(super) fn duplicate_high_or_any(fd: c_int) -> Result<c_int, Errno> {
+    duplicate_high(fd).or_else(|_| sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3).map(|moved| moved as c_int))
 }
 
 /// Returns a duplicate with a high number, which programs do not expect.
-pub(crate) fn far(fd: c_int) -> Result<c_int, Errno> {
+pub(crate) fn duplicate_high(fd: c_int) -> Result<c_int, Errno> {
     sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, AWAY).map(|moved| moved as c_int)
 }
 

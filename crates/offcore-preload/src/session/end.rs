@@ -24,7 +24,7 @@ impl Session {
 
     /// Returns whether both sides have ended their streams.
     pub(crate) fn has_ended(&self) -> bool {
-        self.wants(wish::END) && self.slot.flags() & flags::ENDED != 0
+        self.has_option_bit(wish::END) && self.slot.flags() & flags::ENDED != 0
     }
 
     /// Returns whether the stack has closed the other end of a socket that is not over. This happens when the stack
@@ -32,7 +32,7 @@ impl Session {
     pub(crate) fn is_orphan(&self) -> bool {
         // The stack sets the flag before it closes the other end of a session that is over.
         let hung_up = !sys::is_sandboxed() && sys::has_hung_up(self.fd);
-        hung_up && !(self.wants(wish::END) && self.wants(wish::NO_READ) || self.is_over())
+        hung_up && !(self.has_option_bit(wish::END) && self.has_option_bit(wish::NO_READ) || self.is_over())
     }
 
     /// Returns whether the stack has closed the other end of a listener's descriptor.

@@ -44,24 +44,24 @@ impl Guest {
     }
 
     /// Makes chains available whose first descriptors have these addresses, lengths and flags.
-    fn split(&self, heads: &[(u64, u32, u16)]) -> split::device::Queue {
-        let layout = split::Layout::in_memory(&self.memory, (DESC, AVAIL, USED), SIZE.into()).unwrap();
+    fn split(&self, heads: &[(u64, u32, u16)]) -> split::device::SplitDevice {
+        let layout = split::SplitLayout::in_memory(&self.memory, (DESC, AVAIL, USED), SIZE.into()).unwrap();
         for (i, &(addr, len, flags)) in heads.iter().enumerate() {
             self.descriptor(DESC + i as u64 * 16, (addr, len, flags, 0));
             self.write(AVAIL + 4 + i as u64 * 2, &(i as u16).to_le_bytes());
         }
         self.write(AVAIL + 2, &(heads.len() as u16).to_le_bytes());
-        split::device::Queue::new(layout, 0, false, true)
+        split::device::SplitDevice::new(layout, 0, false, true)
     }
 
     /// Makes the same chains available in a packed ring.
-    fn packed(&self, heads: &[(u64, u32, u16)]) -> packed::device::Queue {
-        let layout = packed::Layout::in_memory(&self.memory, (DESC, AVAIL, USED), SIZE.into()).unwrap();
+    fn packed(&self, heads: &[(u64, u32, u16)]) -> packed::device::PackedDevice {
+        let layout = packed::PackedLayout::in_memory(&self.memory, (DESC, AVAIL, USED), SIZE.into()).unwrap();
         for (i, &(addr, len, flags)) in heads.iter().enumerate() {
             let raw = (addr, len, i as u16 + 100, flags | packed::VIRTQ_DESC_F_AVAIL);
             self.descriptor(DESC + i as u64 * 16, raw);
         }
-        packed::device::Queue::new(layout, packed::FRESH_BASE, false, true).unwrap()
+        packed::device::PackedDevice::new(layout, packed::FRESH_BASE, false, true).unwrap()
     }
 }
 
@@ -118,12 +118,12 @@ fn indirect_table_needs_negotiated_feature() {
     let heads = [(TABLES, 16, VIRTQ_DESC_F_INDIRECT)];
     let readable = wanted(Direction::Readable);
     guest.split(&heads);
-    let layout = split::Layout::in_memory(&guest.memory, (DESC, AVAIL, USED), SIZE.into()).unwrap();
-    let mut queue = split::device::Queue::new(layout, 0, false, false);
+    let layout = split::SplitLayout::in_memory(&guest.memory, (DESC, AVAIL, USED), SIZE.into()).unwrap();
+    let mut queue = split::device::SplitDevice::new(layout, 0, false, false);
     assert_eq!(compared(&mut queue, &guest.memory, readable), 0);
     guest.packed(&heads);
-    let layout = packed::Layout::in_memory(&guest.memory, (DESC, AVAIL, USED), SIZE.into()).unwrap();
-    let mut queue = packed::device::Queue::new(layout, packed::FRESH_BASE, false, false).unwrap();
+    let layout = packed::PackedLayout::in_memory(&guest.memory, (DESC, AVAIL, USED), SIZE.into()).unwrap();
+    let mut queue = packed::device::PackedDevice::new(layout, packed::FRESH_BASE, false, false).unwrap();
     assert_eq!(compared(&mut queue, &guest.memory, readable), 0);
 }
 

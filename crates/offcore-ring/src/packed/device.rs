@@ -20,16 +20,16 @@ use crate::prefetch;
 use crate::queue::DeviceQueue;
 use crate::vector::{Entry, Level, Single, Wanted, Word, resolve};
 
-use super::lines::{self, Used};
-use super::{Descriptor, Event, Layout, Position, Signal, WINDOW, full_barrier};
+use super::lines::{self, UsedMark};
+use super::{Event, PackedDescriptor, PackedLayout, Position, Signal, WINDOW, full_barrier};
 
 /// Maximum number of entries in an indirect table: chains may not be longer than the largest queue.
 const MAX_INDIRECT: u32 = MAX_SIZE as u32;
 
 /// The device side of one queue.
 #[derive(Debug)]
-pub struct Queue {
-    layout: Layout,
+pub struct PackedDevice {
+    layout: PackedLayout,
     event_idx: bool,
     indirect: bool,
     /// The next available descriptor to take.
@@ -56,9 +56,9 @@ pub struct Queue {
 
 // SAFETY: the layout's memory may be used from any thread. The region cache belongs to the memory table that it is used
 // with.
-unsafe impl Send for Queue {}
+unsafe impl Send for PackedDevice {}
 
-impl Queue {
+impl PackedDevice {
     /// Creates the device side of the queue in `layout`, which continues at `base`. Bits 0 to 14 are the index and bit
     /// 15 is the wrap counter of the next available descriptor: [`super::FRESH_BASE`] for a new queue, or the value of
     /// [`DeviceQueue::base`] when it was stopped. The next used descriptor is written at the same position, because
@@ -66,7 +66,7 @@ impl Queue {
     ///
     /// # Errors
     /// [`RingError::Base`] if the position is not in the ring.
-    pub fn new(layout: Layout, base: u32, event_idx: bool, indirect: bool) -> Result<Self, RingError> {
+    pub fn new(layout: PackedLayout, base: u32, event_idx: bool, indirect: bool) -> Result<Self, RingError> {
         let next = Position::decode(base as u16, layout.size.into())
             .ok_or(RingError::Base { found: base as u16, size: layout.size })?;
         Ok(Self {
@@ -209,7 +209,7 @@ impl Queue {
         visit: &mut impl FnMut(Buffer),
     ) -> Result<(), RingError> {
         let (head, len, flags) = (walker.head, entry.word.len(), entry.word.flags());
-        let entries = len / size_of::<Descriptor>() as u32;
+        let entries = len / size_of::<PackedDescriptor>() as u32;
         if flags & VIRTQ_DESC_F_NEXT != 0 || !len.is_multiple_of(16) || entries == 0 || entries > MAX_INDIRECT
         {
             return Err(RingError::IndirectTable { head, len, flags });
@@ -235,13 +235,13 @@ impl Queue {
                 Direction::Readable => 0,
                 Direction::Writable => found.next & VIRTQ_DESC_F_WRITE,
             };
-            walker.descriptor((found.addr, found.len, flags), visit)?;
+            walker.descriptor(found.addr, found.len, flags, visit)?;
         }
         Ok(())
     }
 }
 
-impl DeviceQueue for Queue {
+impl DeviceQueue for PackedDevice {
     #[inline(always)]
     fn size(&self) -> u16 {
         self.layout.size
@@ -315,7 +315,7 @@ impl DeviceQueue for Queue {
                 self.table(entry, &mut walker, &mut visit)?;
                 break entry;
             }
-            walker.descriptor((entry.addr, entry.word.len(), flags), &mut visit)?;
+            walker.descriptor(entry.addr, entry.word.len(), flags, &mut visit)?;
             if flags & VIRTQ_DESC_F_NEXT == 0 {
                 break entry;
             }
@@ -441,7 +441,7 @@ impl DeviceQueue for Queue {
             return;
         }
         let at = self.layout.at(self.used);
-        for descriptor in (0..chains).step_by(prefetch::LINE / size_of::<Descriptor>()) {
+        for descriptor in (0..chains).step_by(prefetch::LINE / size_of::<PackedDescriptor>()) {
             prefetch::write(at.wrapping_add(descriptor));
         }
     }
@@ -450,10 +450,10 @@ impl DeviceQueue for Queue {
 /// Returns how to write used descriptors for chains of this direction, with the state bits of the current turn. For
 /// writable chains, the length is taken from the single. For readable chains, it is 0.
 #[inline(always)]
-fn used_of(direction: Direction, state: u16) -> Used {
+fn used_of(direction: Direction, state: u16) -> UsedMark {
     match direction {
-        Direction::Readable => Used { keep: Word::new(0, u16::MAX, 0).0, mark: Word::new(0, 0, state).0 },
-        Direction::Writable => Used {
+        Direction::Readable => UsedMark { keep: Word::new(0, u16::MAX, 0).0, mark: Word::new(0, 0, state).0 },
+        Direction::Writable => UsedMark {
             keep: Word::new(u32::MAX, u16::MAX, 0).0,
             mark: Word::new(0, 0, state | VIRTQ_DESC_F_WRITE).0,
         },

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use crate::RingError;
 use crate::chain::{Used, VIRTQ_DESC_F_NEXT};
 
-use super::{Event, Layout, Position, Signal, WINDOW, Word, full_barrier};
+use super::{Event, PackedLayout, Position, Signal, WINDOW, Word, full_barrier};
 
 /// State of a buffer ID.
 #[derive(Clone, Copy, Debug)]
@@ -26,10 +26,10 @@ struct Found {
     entries: u16,
 }
 
-/// The driver side of one queue: see [`crate::driver::Queue`].
+/// The driver side of one queue: see [`crate::driver::PackedDriver`].
 #[derive(Debug)]
-pub struct Queue<T> {
-    layout: Layout,
+pub struct PackedDriver<T> {
+    layout: PackedLayout,
     event_idx: bool,
     /// Tokens by ID; `None` if no chain with this ID is in flight.
     tokens: Box<[Option<T>]>,
@@ -54,9 +54,9 @@ pub struct Queue<T> {
     ready: u32,
 }
 
-impl<T> Queue<T> {
+impl<T> PackedDriver<T> {
     /// Zeroes the ring and both event structures.
-    pub(crate) fn new(layout: Layout, event_idx: bool) -> Self {
+    pub(crate) fn new(layout: PackedLayout, event_idx: bool) -> Self {
         let size = layout.size;
         let mut at = Position::FRESH;
         for _ in 0..size {
@@ -195,7 +195,7 @@ impl<T> Queue<T> {
     /// The length is 0 unless the device has set WRITE.
     ///
     /// # Errors
-    /// [`RingError::NotInFlight`] if all chains were taken back by [`Queue::take_in_flight`].
+    /// [`RingError::NotInFlight`] if all chains were taken back by [`PackedDriver::take_in_flight`].
     #[inline(always)]
     pub(crate) fn pop(&mut self) -> Result<Option<Used<T>>, RingError> {
         if self.ready == 0 {

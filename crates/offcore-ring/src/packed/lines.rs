@@ -2,7 +2,7 @@
 //!
 //! Ordering requirements, regardless of the width of the accesses: address, length and ID of a descriptor are read
 //! after its flags, once the flags say that it is available. When a burst is returned, the flags of the first
-//! descriptor are written after everything else (by [`Layout::publish`](super::Layout), not here), because the driver
+//! descriptor are written after everything else (by [`PackedLayout::publish`](super::Layout), not here), because the driver
 //! waits for them. x86 keeps the order of loads, and the order of stores. This includes vector stores, because they go
 //! to write-back memory and are not non-temporal. Only aligned accesses of up to eight bytes are assumed to be atomic.
 
@@ -13,7 +13,7 @@ use core::arch::x86_64::{
 };
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Descriptor, STATE, fetch_ahead};
+use super::{PackedDescriptor, STATE, fetch_ahead};
 use crate::prefetch;
 use crate::vector::{Entry, FOUR, Level, Single, Word, load_32};
 
@@ -25,7 +25,7 @@ use crate::vector::{Entry, FOUR, Level, Single, Word, load_32};
 #[inline(always)]
 pub(super) unsafe fn read_available(
     level: Level,
-    at: *const Descriptor,
+    at: *const PackedDescriptor,
     state: u16,
     into: &mut [Entry],
 ) -> usize {
@@ -42,7 +42,7 @@ pub(super) unsafe fn read_available(
 /// # Safety
 /// The same as for [`read_available`].
 #[inline(always)]
-unsafe fn read_each(at: *const Descriptor, state: u16, into: &mut [Entry], mut first: bool) -> usize {
+unsafe fn read_each(at: *const PackedDescriptor, state: u16, into: &mut [Entry], mut first: bool) -> usize {
     let mut found = 0;
     for entry in into {
         // SAFETY: the descriptor is mapped, as the caller guarantees. Its second half is aligned to 8.
@@ -68,7 +68,7 @@ macro_rules! read_fours {
         /// # Safety
         /// The same as for [`read_available`].
         #[target_feature(enable = $feature)]
-        unsafe fn $name(at: *const Descriptor, state: u16, into: &mut [Entry]) -> usize {
+        unsafe fn $name(at: *const PackedDescriptor, state: u16, into: &mut [Entry]) -> usize {
             let mut done = 0;
             while let Some(four) = into[done..].first_chunk_mut() {
                 let at = at.wrapping_add(done);
@@ -102,7 +102,7 @@ fn in_words(bits: u64) -> __m256i {
 /// Four descriptors must be mapped at `at`.
 #[target_feature(enable = "avx2")]
 #[inline]
-unsafe fn four_avx2(at: *const Descriptor, state: u16, into: &mut [Entry; FOUR]) -> bool {
+unsafe fn four_avx2(at: *const PackedDescriptor, state: u16, into: &mut [Entry; FOUR]) -> bool {
     let (mask, state) = (in_words(u64::from(STATE) << 48), in_words(u64::from(state) << 48));
     // SAFETY: four descriptors, which are twice 32 bytes, are mapped, as the caller guarantees.
     let halves = || unsafe { (load_32(at.cast()), load_32(at.add(2).cast())) };
@@ -132,10 +132,11 @@ unsafe fn four_avx2(at: *const Descriptor, state: u16, into: &mut [Entry; FOUR])
 /// The same as for [`four_avx2`].
 #[target_feature(enable = "avx2,avx512f")]
 #[inline]
-unsafe fn four_avx512(at: *const Descriptor, state: u16, into: &mut [Entry; FOUR]) -> bool {
+unsafe fn four_avx512(at: *const PackedDescriptor, state: u16, into: &mut [Entry; FOUR]) -> bool {
     let load = || {
         let found: __m512i;
-        // SAFETY: the load is unaligned, and 64 bytes are mapped, as the caller guarantees. Assembly as in `load_32`.
+        // SAFETY: the load is unaligned, and 64 bytes are mapped at `at`, as the caller guarantees. Assembly, because
+        // the compiler may repeat or omit ordinary loads.
         unsafe {
             asm!("vmovdqu64 {}, [{}]", lateout(zmm_reg) found, in(reg) at, options(nostack, preserves_flags, readonly));
         }
@@ -154,14 +155,14 @@ unsafe fn four_avx512(at: *const Descriptor, state: u16, into: &mut [Entry; FOUR
 
 /// Defines how the word of a used descriptor is made from the single that it returns.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Used {
+pub(super) struct UsedMark {
     /// Bits to keep from the word of the single.
     pub(super) keep: u64,
     /// Flags to add, at their position in the word.
     pub(super) mark: u64,
 }
 
-impl Used {
+impl UsedMark {
     /// The word of the used descriptor that returns `single`.
     #[inline(always)]
     pub(super) fn word(self, single: &Single) -> Word {
@@ -175,7 +176,7 @@ impl Used {
 /// # Safety
 /// `at` must be aligned to 16 and point to as many mapped descriptors as `singles` has. The CPU must support `level`.
 #[inline(always)]
-pub(super) unsafe fn write_used(level: Level, at: *mut Descriptor, singles: &[Single], used: Used) {
+pub(super) unsafe fn write_used(level: Level, at: *mut PackedDescriptor, singles: &[Single], used: UsedMark) {
     // SAFETY: `at` is valid for the descriptors and the CPU supports `level`, as the caller guarantees.
     unsafe {
         match level {
@@ -189,7 +190,7 @@ pub(super) unsafe fn write_used(level: Level, at: *mut Descriptor, singles: &[Si
 /// # Safety
 /// The same as for [`write_used`].
 #[inline(always)]
-unsafe fn write_each(at: *mut Descriptor, singles: &[Single], used: Used) {
+unsafe fn write_each(at: *mut PackedDescriptor, singles: &[Single], used: UsedMark) {
     for (i, single) in singles.iter().enumerate() {
         // SAFETY: this is the second half of a descriptor, mapped as the caller guarantees, and aligned to 8.
         let word = unsafe { AtomicU64::from_ptr(at.add(i).cast::<u64>().add(1)) };
@@ -202,8 +203,8 @@ macro_rules! write_fours {
         /// # Safety
         /// The same as for [`write_used`].
         #[target_feature(enable = $feature)]
-        unsafe fn $name(at: *mut Descriptor, singles: &[Single], used: Used) {
-            let before = at.addr().wrapping_neg() % prefetch::LINE / size_of::<Descriptor>();
+        unsafe fn $name(at: *mut PackedDescriptor, singles: &[Single], used: UsedMark) {
+            let before = at.addr().wrapping_neg() % prefetch::LINE / size_of::<PackedDescriptor>();
             let (begun, whole) = singles.split_at(before.min(singles.len()));
             let (lines, rest) = whole.as_chunks();
             // SAFETY: the descriptors are mapped, as the caller guarantees. Lines are written only at a line boundary.
@@ -229,7 +230,7 @@ write_fours!(write_avx512, "avx2,avx512f", line_avx512);
 /// A cache line of descriptors must be mapped at `at`, which is aligned to a cache line.
 #[target_feature(enable = "avx2")]
 #[inline]
-unsafe fn line_avx2(at: *mut Descriptor, line: &[Single; FOUR], used: Used) {
+unsafe fn line_avx2(at: *mut PackedDescriptor, line: &[Single; FOUR], used: UsedMark) {
     let (keep, mark) = (in_words(used.keep), in_words(used.mark));
     let (from, at) = (line.as_ptr().cast::<__m256i>(), at.cast::<__m256i>());
     for half in 0..2 {
@@ -247,7 +248,7 @@ unsafe fn line_avx2(at: *mut Descriptor, line: &[Single; FOUR], used: Used) {
 /// The same as for [`line_avx2`].
 #[target_feature(enable = "avx2,avx512f")]
 #[inline]
-unsafe fn line_avx512(at: *mut Descriptor, line: &[Single; FOUR], used: Used) {
+unsafe fn line_avx512(at: *mut PackedDescriptor, line: &[Single; FOUR], used: UsedMark) {
     let (keep, mark) =
         (_mm512_broadcast_i64x4(in_words(used.keep)), _mm512_broadcast_i64x4(in_words(used.mark)));
     // SAFETY: these are the four singles of the line, and its descriptors, which are aligned to 64.
@@ -266,13 +267,14 @@ mod tests {
     use crate::split::VIRTQ_DESC_F_WRITE;
 
     /// Descriptors of any content. Most of them are available in the first turn.
-    fn ring() -> impl Strategy<Value = Vec<Descriptor>> {
+    fn ring() -> impl Strategy<Value = Vec<PackedDescriptor>> {
         let flags = prop_oneof![
             30 => (any::<u16>(),).prop_map(|(other,)| other & !STATE | VIRTQ_DESC_F_AVAIL),
             1 => any::<u16>(),
         ];
         let descriptor = (any::<u64>(), any::<u32>(), any::<u16>(), flags);
-        let descriptor = descriptor.prop_map(|(addr, len, id, flags)| Descriptor { addr, len, id, flags });
+        let descriptor =
+            descriptor.prop_map(|(addr, len, id, flags)| PackedDescriptor { addr, len, id, flags });
         proptest::collection::vec(descriptor, 0..80)
     }
 
@@ -308,7 +310,7 @@ mod tests {
             } else {
                 (Word::new(0, u16::MAX, 0), Word::new(0, 0, 0))
             };
-            let used = Used { keep: keep.0, mark: mark.0 };
+            let used = UsedMark { keep: keep.0, mark: mark.0 };
             for level in Level::available() {
                 let mut written = ring.clone();
                 // SAFETY: the number of descriptors equals the number of singles, and the CPU supports the level.

@@ -49,7 +49,7 @@ const WINDOW: usize = LOOK;
 const _: () = assert!(WINDOW.is_power_of_two());
 
 /// Number of descriptors in a cache line.
-const PER_LINE: u32 = (prefetch::LINE / size_of::<Descriptor>()) as u32;
+const PER_LINE: u32 = (prefetch::LINE / size_of::<PackedDescriptor>()) as u32;
 
 /// Number of cache lines to prefetch ahead.
 const LINES_AHEAD: u32 = 4;
@@ -57,7 +57,7 @@ const LINES_AHEAD: u32 = 4;
 /// A descriptor as stored in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(16))]
-pub struct Descriptor {
+pub struct PackedDescriptor {
     /// Guest physical address of the buffer. Undefined in a used descriptor.
     pub addr: u64,
     /// Length of the buffer in bytes. In a used descriptor, the number of bytes that the device has written.
@@ -219,7 +219,7 @@ impl Signal {
 /// The three parts of a queue in host memory: pointers, the size they were validated for, and the memory that contains
 /// them.
 #[derive(Clone, Debug)]
-pub struct Layout {
+pub struct PackedLayout {
     ring: NonNull<u8>,
     driver_event: NonNull<u8>,
     device_event: NonNull<u8>,
@@ -229,19 +229,19 @@ pub struct Layout {
 
 // SAFETY: a layout contains only addresses. They are accessed by atomic and volatile operations, while the memory is
 // kept mapped.
-unsafe impl Send for Layout {}
-// SAFETY: as above.
-unsafe impl Sync for Layout {}
+unsafe impl Send for PackedLayout {}
+// SAFETY: all threads access the addresses by atomic and volatile operations, while the memory is kept mapped.
+unsafe impl Sync for PackedLayout {}
 
 /// Length in bytes of the descriptor ring of a queue of `size`.
 pub const fn ring_len(size: u16) -> usize {
-    size as usize * size_of::<Descriptor>()
+    size as usize * size_of::<PackedDescriptor>()
 }
 
 /// Length in bytes of an event structure.
 pub const EVENT_LEN: usize = 4;
 
-impl Layout {
+impl PackedLayout {
     /// Describes a queue of `size` (1 to 32768) whose parts are at these addresses.
     ///
     /// # Errors
@@ -274,7 +274,7 @@ impl Layout {
     /// memory mapped.
     ///
     /// # Errors
-    /// The same as for [`Layout::new`], and [`RingError::Part`] if a part is not completely in the memory.
+    /// The same as for [`PackedLayout::new`], and [`RingError::Part`] if a part is not completely in the memory.
     pub fn in_memory(
         memory: &Arc<GuestMemory>,
         (ring, driver_event, device_event): (u64, u64, u64),
@@ -292,7 +292,7 @@ impl Layout {
         Ok(Self { _memory: Some(Arc::clone(memory)), ..layout })
     }
 
-    /// See [`crate::Layout::written`]: the device event structure and the descriptor ring.
+    /// See [`crate::PackedLayout::written`]: the device event structure and the descriptor ring.
     pub(crate) fn written(&self) -> [(NonNull<u8>, usize); 2] {
         [(self.device_event, EVENT_LEN), (self.ring, ring_len(self.size))]
     }
@@ -328,9 +328,11 @@ impl Layout {
     }
 
     #[inline(always)]
-    fn at(&self, position: Position) -> *mut Descriptor {
+    fn at(&self, position: Position) -> *mut PackedDescriptor {
         // SAFETY: the index of a position is below the size, so the descriptor is inside the ring.
-        unsafe { self.ring.as_ptr().cast::<Descriptor>().add(position.index(self.size.into()) as usize) }
+        unsafe {
+            self.ring.as_ptr().cast::<PackedDescriptor>().add(position.index(self.size.into()) as usize)
+        }
     }
 
     /// Length, ID and flags of the descriptor at `position`.
@@ -356,7 +358,8 @@ impl Layout {
 
     #[inline(always)]
     fn store_addr(&self, position: Position, addr: u64) {
-        // SAFETY: as in `load_addr`.
+        // SAFETY: this is the first half of a descriptor in the ring, mapped and aligned. Volatile, because the other
+        // side accesses the same memory.
         unsafe { self.at(position).cast::<u64>().write_volatile(addr) };
     }
 
@@ -388,7 +391,8 @@ impl Layout {
 
     #[inline(always)]
     fn device_event(&self) -> &AtomicU32 {
-        // SAFETY: as in `driver_event`.
+        // SAFETY: the structure has four bytes, aligned to 4, and the caller of `new` keeps it mapped. The reference is
+        // not used outside this module.
         unsafe { AtomicU32::from_ptr(self.device_event.as_ptr().cast()) }
     }
 }
@@ -397,7 +401,7 @@ impl Layout {
 /// descriptor of the burst. This is only called for a descriptor with the expected state. Otherwise, the other side is
 /// about to write to the line, and would have to fetch it back.
 #[inline(always)]
-fn fetch_ahead(at: *const Descriptor, first: bool, fetch: fn(*const Descriptor)) {
+fn fetch_ahead(at: *const PackedDescriptor, first: bool, fetch: fn(*const PackedDescriptor)) {
     let line = |line: u32| fetch(at.wrapping_add((line * PER_LINE) as usize));
     if first {
         (0..LINES_AHEAD).for_each(line);

@@ -28,12 +28,12 @@ const END: u64 = 0x4_0000;
 
 struct Guest {
     memory: Arc<GuestMemory>,
-    layout: Layout,
+    layout: PackedLayout,
 }
 
 fn guest(size: u16) -> Guest {
     let memory = guest_regions([(0, 0, SEAM as usize), (SEAM, 1 << 40, SEAM as usize)]);
-    let layout = Layout::in_memory(&memory, (RING, DRIVER_EVENT, DEVICE_EVENT), size.into()).unwrap();
+    let layout = PackedLayout::in_memory(&memory, (RING, DRIVER_EVENT, DEVICE_EVENT), size.into()).unwrap();
     Guest { memory, layout }
 }
 
@@ -42,22 +42,22 @@ impl Guest {
         self.memory.translate(address, 16, &mut RegionCache::empty()).unwrap()
     }
 
-    fn write(&self, address: u64, desc: Descriptor) {
+    fn write(&self, address: u64, desc: PackedDescriptor) {
         // SAFETY: `at` found room for 16 bytes.
         unsafe { self.at(address).cast().write_unaligned(desc) };
     }
 
-    fn read(&self, index: u16) -> Descriptor {
+    fn read(&self, index: u16) -> PackedDescriptor {
         // SAFETY: `at` found 16 bytes.
         unsafe { self.at(RING + u64::from(index) * 16).cast().read() }
     }
 
-    fn put(&self, index: u16, desc: Descriptor) {
+    fn put(&self, index: u16, desc: PackedDescriptor) {
         self.write(RING + u64::from(index) * 16, desc);
     }
 
-    fn device(&self, event_idx: bool) -> device::Queue {
-        device::Queue::new(self.layout.clone(), FRESH_BASE, event_idx, true).unwrap()
+    fn device(&self, event_idx: bool) -> device::PackedDevice {
+        device::PackedDevice::new(self.layout.clone(), FRESH_BASE, event_idx, true).unwrap()
     }
 
     fn driver_event(&self, off_wrap: u16, flags: u16) {
@@ -68,14 +68,19 @@ impl Guest {
         self.layout.device_event().store(u32::from(off_wrap) | u32::from(flags) << 16, Ordering::Relaxed);
     }
 
-    fn single(&self, queue: &mut device::Queue, ahead: u16, direction: Direction) -> Option<(Buffer, Chain)> {
+    fn single(
+        &self,
+        queue: &mut device::PackedDevice,
+        ahead: u16,
+        direction: Direction,
+    ) -> Option<(Buffer, Chain)> {
         testing::single(queue, ahead, &self.memory, direction)
     }
 
     /// Returns guest addresses and lengths of the chain `ahead`, and the chain.
     fn walk(
         &self,
-        queue: &mut device::Queue,
+        queue: &mut device::PackedDevice,
         ahead: u16,
         direction: Direction,
     ) -> Result<(Vec<(u64, u32)>, Chain), RingError> {
@@ -92,8 +97,8 @@ impl Guest {
     }
 }
 
-fn desc(addr: u64, len: u32, id: u16, flags: u16) -> Descriptor {
-    Descriptor { addr, len, id, flags }
+fn desc(addr: u64, len: u32, id: u16, flags: u16) -> PackedDescriptor {
+    PackedDescriptor { addr, len, id, flags }
 }
 
 /// State bits of an available descriptor in a turn with this wrap counter.
@@ -112,7 +117,7 @@ fn sizes_and_alignment_are_checked() {
     let layout = |ring: usize, driver: usize, device: usize, size| {
         let part = |x| at(std::num::NonZeroUsize::new(x).unwrap());
         // SAFETY: the layout is only used for these checks.
-        unsafe { Layout::new(part(ring), part(driver), part(device), size) }
+        unsafe { PackedLayout::new(part(ring), part(driver), part(device), size) }
     };
     for size in [0, 32769, 65536, u32::MAX] {
         assert_eq!(layout(16, 16, 16, size).unwrap_err(), RingError::PackedSize(size));
@@ -127,7 +132,8 @@ fn sizes_and_alignment_are_checked() {
 
 #[test]
 fn ring_parts_are_bounds_checked() {
-    let of = |ring, driver, device| Layout::in_memory(&guest_memory(0x2000), (ring, driver, device), 256);
+    let of =
+        |ring, driver, device| PackedLayout::in_memory(&guest_memory(0x2000), (ring, driver, device), 256);
     assert_eq!(of(0x1000, 0, 4).unwrap().size(), 256);
     assert!(matches!(of(0x1010, 0, 4), Err(RingError::Part { part: "descriptor ring", len: 4096, .. })));
     assert!(matches!(of(0, 0x1fff, 4), Err(RingError::Part { part: "driver event structure", .. })));

@@ -1,7 +1,7 @@
 //! The device side of a split virtqueue: takes available chains and returns used ones.
 //!
-//! Bursts use the functions of [`DeviceQueue`]. The lower-level function [`Queue::available`] reads the driver's index,
-//! and [`Queue::head`] reads an entry of the available ring.
+//! Bursts use the functions of [`DeviceQueue`]. The lower-level function [`SplitDevice::available`] reads the driver's index,
+//! and [`SplitDevice::head`] reads an entry of the available ring.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use offcore_mem::{GuestMemory, RegionCache};
 
 use super::{
-    Descriptor, Layout, RingError, UsedElement, VIRTQ_AVAIL_F_NO_INTERRUPT, VIRTQ_DESC_F_INDIRECT,
+    Descriptor, RingError, SplitLayout, UsedElement, VIRTQ_AVAIL_F_NO_INTERRUPT, VIRTQ_DESC_F_INDIRECT,
     VIRTQ_DESC_F_NEXT, VIRTQ_USED_F_NO_NOTIFY, lines, need_event,
 };
 use crate::barrier::full_barrier;
@@ -25,8 +25,8 @@ const MAX_INDIRECT: u32 = super::MAX_SIZE as u32;
 
 /// The device side of one queue.
 #[derive(Debug)]
-pub struct Queue {
-    layout: Layout,
+pub struct SplitDevice {
+    layout: SplitLayout,
     indirect: bool,
     /// Next available entry to take.
     next_avail: u16,
@@ -60,7 +60,7 @@ struct Signals {
 impl Signals {
     /// Whether the driver wants a notification about the used index `new`.
     #[inline(always)]
-    fn is_wanted(&mut self, layout: &Layout, new: u16) -> bool {
+    fn is_wanted(&mut self, layout: &SplitLayout, new: u16) -> bool {
         let old = self.signalled;
         if old == new {
             return false;
@@ -114,12 +114,12 @@ impl Found {
 
 // SAFETY: the layout's memory may be used from any thread. The region cache belongs to the memory table that it is used
 // with.
-unsafe impl Send for Queue {}
+unsafe impl Send for SplitDevice {}
 
-impl Queue {
+impl SplitDevice {
     /// Creates the device side of the queue in `layout`. It begins at available entry `base`: 0 for a new queue, or the
     /// value of [`DeviceQueue::base`] when it was stopped. The used index is read from the ring.
-    pub fn new(layout: Layout, base: u16, event_idx: bool, indirect: bool) -> Self {
+    pub fn new(layout: SplitLayout, base: u16, event_idx: bool, indirect: bool) -> Self {
         let used = layout.used_idx().load(Ordering::Acquire);
         Self {
             layout,
@@ -176,7 +176,7 @@ impl Queue {
     }
 
     /// Returns the first descriptor of the chain `ahead` entries after the next one. `ahead` must be below the result
-    /// of [`Queue::available`].
+    /// of [`SplitDevice::available`].
     ///
     /// # Errors
     /// [`RingError::Descriptor`] if it is not below the queue size.
@@ -190,7 +190,7 @@ impl Queue {
         Ok(head)
     }
 
-    /// Like [`Queue::head`], but uses the value read by `look` if possible.
+    /// Like [`SplitDevice::head`], but uses the value read by `look` if possible.
     #[inline(always)]
     fn looked_at(&self, ahead: u16) -> Result<u16, RingError> {
         if ahead < self.found.known {
@@ -206,7 +206,7 @@ impl Queue {
     }
 }
 
-impl DeviceQueue for Queue {
+impl DeviceQueue for SplitDevice {
     #[inline(always)]
     fn size(&self) -> u16 {
         self.layout.size
@@ -412,7 +412,7 @@ fn chain(
         if desc.flags & VIRTQ_DESC_F_INDIRECT != 0 {
             return Err(RingError::IndirectNotAllowed { head });
         }
-        walker.descriptor((desc.addr, desc.len, desc.flags), visit)?;
+        walker.descriptor(desc.addr, desc.len, desc.flags, visit)?;
         if desc.flags & VIRTQ_DESC_F_NEXT == 0 {
             return Ok(());
         }

@@ -7,16 +7,16 @@ use std::sync::atomic::Ordering;
 use crate::prefetch;
 
 use super::{
-    Descriptor, Layout, RingError, UsedElement, VIRTQ_AVAIL_F_NO_INTERRUPT, VIRTQ_DESC_F_NEXT,
+    Descriptor, RingError, SplitLayout, UsedElement, VIRTQ_AVAIL_F_NO_INTERRUPT, VIRTQ_DESC_F_NEXT,
     VIRTQ_USED_F_NO_NOTIFY, need_event,
 };
 use crate::barrier::full_barrier;
 use crate::chain::Used;
 
-/// The driver side of one queue: see [`crate::driver::Queue`].
+/// The driver side of one queue: see [`crate::driver::SplitDriver`].
 #[derive(Debug)]
-pub struct Queue<T> {
-    layout: Layout,
+pub struct SplitDriver<T> {
+    layout: SplitLayout,
     event_idx: bool,
     /// First free descriptor of the list that is linked by `next`.
     free_head: u16,
@@ -36,9 +36,9 @@ pub struct Queue<T> {
     used_idx: u16,
 }
 
-impl<T> Queue<T> {
+impl<T> SplitDriver<T> {
     /// Zeroes both rings.
-    pub(crate) fn new(layout: Layout, event_idx: bool) -> Self {
+    pub(crate) fn new(layout: SplitLayout, event_idx: bool) -> Self {
         let size = layout.size;
         for index in [layout.avail_idx(), layout.avail_flags(), layout.used_event(), layout.used_idx()] {
             index.store(0, Ordering::Relaxed);

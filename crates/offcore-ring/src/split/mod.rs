@@ -56,7 +56,7 @@ pub const fn used_len(size: u16) -> usize {
 /// The three parts of a queue in host memory: pointers, the size they were validated for, and the memory that contains
 /// them.
 #[derive(Clone, Debug)]
-pub struct Layout {
+pub struct SplitLayout {
     desc: NonNull<u8>,
     avail: NonNull<u8>,
     used: NonNull<u8>,
@@ -66,11 +66,11 @@ pub struct Layout {
 
 // SAFETY: a layout contains only addresses. They are accessed by atomic and volatile operations, while the memory is
 // kept mapped.
-unsafe impl Send for Layout {}
-// SAFETY: as above.
-unsafe impl Sync for Layout {}
+unsafe impl Send for SplitLayout {}
+// SAFETY: all threads access the addresses by atomic and volatile operations, while the memory is kept mapped.
+unsafe impl Sync for SplitLayout {}
 
-impl Layout {
+impl SplitLayout {
     /// Describes a queue of `size` whose parts are at these addresses.
     ///
     /// # Errors
@@ -103,7 +103,7 @@ impl Layout {
     /// memory mapped.
     ///
     /// # Errors
-    /// The same as for [`Layout::new`], and [`RingError::Part`] if a part is not completely in the memory.
+    /// The same as for [`SplitLayout::new`], and [`RingError::Part`] if a part is not completely in the memory.
     pub fn in_memory(
         memory: &Arc<GuestMemory>,
         (desc, avail, used): (u64, u64, u64),
@@ -130,7 +130,7 @@ impl Layout {
         self.size
     }
 
-    /// See [`crate::Layout::written`]: the used ring, and an empty range.
+    /// See [`crate::SplitLayout::written`]: the used ring, and an empty range.
     pub(crate) fn written(&self) -> [(NonNull<u8>, usize); 2] {
         [(self.used, used_len(self.size)), (self.used, 0)]
     }
@@ -169,7 +169,7 @@ impl Layout {
         Self::u16_at(self.avail, 4 + usize::from(position & self.mask()) * 2)
     }
 
-    /// Address of the entry. [`Layout::before_wrap`] returns the number of entries from there to the end.
+    /// Address of the entry. [`SplitLayout::before_wrap`] returns the number of entries from there to the end.
     #[inline(always)]
     fn avail_at(&self, position: u16) -> *const u16 {
         // SAFETY: the masked position is below the size, so the entry is inside the available ring. The pointer is not

@@ -21,13 +21,13 @@ const TABLE: u64 = 0x9000;
 struct Guest {
     memory: Arc<GuestMemory>,
     base: NonNull<u8>,
-    layout: Layout,
+    layout: SplitLayout,
 }
 
 fn guest(size: u16) -> Guest {
     let memory = guest_memory(1 << 20);
     let base = memory.regions()[0].mapping().base();
-    let layout = Layout::in_memory(&memory, (DESC, AVAIL, USED), size.into()).unwrap();
+    let layout = SplitLayout::in_memory(&memory, (DESC, AVAIL, USED), size.into()).unwrap();
     Guest { memory, base, layout }
 }
 
@@ -49,7 +49,7 @@ impl Guest {
     }
 
     fn walk(&self, direction: Direction) -> Result<Vec<(u64, u32)>, RingError> {
-        let mut queue = device::Queue::new(self.layout.clone(), 0, false, true);
+        let mut queue = device::SplitDevice::new(self.layout.clone(), 0, false, true);
         queue.look(1)?;
         let mut buffers = Vec::new();
         queue.walk(0, &self.memory, direction, &mut 64, |b| {
@@ -69,7 +69,7 @@ fn sizes_and_alignment_are_checked() {
     let layout = |d: usize, a: usize, u: usize, size| {
         let part = |x| at(std::num::NonZeroUsize::new(x).unwrap());
         // SAFETY: the layout is only used for these checks.
-        unsafe { Layout::new(part(d), part(a), part(u), size) }
+        unsafe { SplitLayout::new(part(d), part(a), part(u), size) }
     };
     for size in [0, 3, 65536, 32769] {
         assert_eq!(layout(16, 16, 16, size).unwrap_err(), RingError::Size(size));
@@ -162,9 +162,9 @@ fn each_descriptor_of_a_run_is_read_once() {
     guest.descriptor(DESC, 1, desc(0x1_0000, 100, VIRTQ_DESC_F_NEXT, 4));
     guest.descriptor(DESC, 4, desc(0x1_0000, 100, 0, 0));
     guest.available(&[0, 1, 2, 3]);
-    let mut queue = device::Queue::new(guest.layout.clone(), 0, false, true);
+    let mut queue = device::SplitDevice::new(guest.layout.clone(), 0, false, true);
     let wanted = Wanted { direction: Direction::Readable, least: 0, most: u32::MAX };
-    let lengths = |queue: &mut device::Queue, ahead| -> Vec<u32> {
+    let lengths = |queue: &mut device::SplitDevice, ahead| -> Vec<u32> {
         queue.singles(ahead, 8, &guest.memory, wanted).iter().map(Single::len).collect()
     };
     assert_eq!(queue.look(8), Ok(4));
@@ -181,7 +181,7 @@ fn each_descriptor_of_a_run_is_read_once() {
 #[test]
 fn inflight_chains_bound_available_index() {
     let guest = guest(8);
-    let mut queue = device::Queue::new(guest.layout.clone(), 0, false, false);
+    let mut queue = device::SplitDevice::new(guest.layout.clone(), 0, false, false);
     let error = |found, expected| RingError::Index { ring: "available", found, expected, size: 8 };
     guest.write(AVAIL + 2, 8u16);
     assert_eq!(queue.available(8), Ok(8));
@@ -204,7 +204,7 @@ fn a_queue_may_start_at_any_entry() {
     for (base, used) in [(0, 0), (0, 5), (5, 0), (65535, 65535), (3, 65530)] {
         let guest = guest(8);
         guest.write(USED + 2, used);
-        let mut queue = device::Queue::new(guest.layout.clone(), base, false, false);
+        let mut queue = device::SplitDevice::new(guest.layout.clone(), base, false, false);
         for round in 0..100u16 {
             let start = base.wrapping_add(round * 8);
             guest.write(AVAIL + 2, start.wrapping_add(8));
@@ -233,7 +233,7 @@ fn indirect_needs_the_feature() {
     let guest = guest(8);
     guest.descriptor(DESC, 0, desc(TABLE, 16, VIRTQ_DESC_F_INDIRECT, 0));
     guest.available(&[0]);
-    let mut queue = device::Queue::new(guest.layout.clone(), 0, false, false);
+    let mut queue = device::SplitDevice::new(guest.layout.clone(), 0, false, false);
     queue.available(1).unwrap();
     let walked = queue.walk(0, &guest.memory, Direction::Readable, &mut 64, |_| ());
     assert_eq!(walked, Err(RingError::IndirectNotAllowed { head: 0 }));
@@ -259,7 +259,7 @@ fn a_hostile_device_is_reported() {
 fn event_index_notifies_exactly_when_asked() {
     let guest = guest(8);
     let mut driver = driver::Queue::new(guest.layout.clone(), true);
-    let mut device = device::Queue::new(guest.layout.clone(), 0, true, true);
+    let mut device = device::SplitDevice::new(guest.layout.clone(), 0, true, true);
     let add = |driver: &mut driver::Queue<u8>| driver.add(0x10000, 64, Direction::Readable, 0).unwrap();
     device.set_notification(true);
     add(&mut driver);
@@ -288,7 +288,7 @@ fn event_index_notifies_exactly_when_asked() {
 fn unchanged_descriptor_is_not_rewritten() {
     let guest = guest(4);
     let mut driver = driver::Queue::new(guest.layout.clone(), false);
-    let mut device = device::Queue::new(guest.layout.clone(), 0, false, false);
+    let mut device = device::SplitDevice::new(guest.layout.clone(), 0, false, false);
     let mut round = |driver: &mut driver::Queue<u8>, addr, len| {
         driver.add(addr, len, Direction::Writable, 1).unwrap();
         driver.publish();

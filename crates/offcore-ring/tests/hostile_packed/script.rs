@@ -11,7 +11,9 @@ use offcore_mem::GuestMemory;
 use offcore_mem::testing::guest_regions;
 use offcore_ring::device::{Buffer, Chain, DeviceQueue, Direction};
 use offcore_ring::driver;
-use offcore_ring::packed::{FRESH_BASE, Layout, VIRTQ_DESC_F_AVAIL, VIRTQ_DESC_F_USED, device, ring_len};
+use offcore_ring::packed::{
+    FRESH_BASE, PackedLayout, VIRTQ_DESC_F_AVAIL, VIRTQ_DESC_F_USED, device, ring_len,
+};
 use offcore_ring::split::{VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
 use offcore_ring::testing::single;
 
@@ -100,7 +102,7 @@ enum Write {
 fn device_side(mut script: Script<'_>, memory: &Memory, options: u8, outcome: &mut Outcome) {
     let direction = if options & 16 != 0 { Direction::Writable } else { Direction::Readable };
     let size = memory.size;
-    let start = |base| device::Queue::new(memory.layout(), base, options & 32 != 0, options & 64 != 0);
+    let start = |base| device::PackedDevice::new(memory.layout(), base, options & 32 != 0, options & 64 != 0);
     let mut queue = start(FRESH_BASE).unwrap();
     let (mut next, mut wrap) = (0u16, true);
     let mut held: Vec<Chain> = Vec::new();
@@ -168,7 +170,7 @@ fn device_side(mut script: Script<'_>, memory: &Memory, options: u8, outcome: &m
 
 /// Takes up to `chains` chains into `held`. Returns the number of their entries.
 fn take(
-    queue: &mut device::Queue,
+    queue: &mut device::PackedDevice,
     chains: u8,
     memory: &Memory,
     direction: Direction,
@@ -280,9 +282,9 @@ impl Memory {
         Self { guest, regions, size, written: written.into() }
     }
 
-    fn layout(&self) -> Layout {
+    fn layout(&self) -> PackedLayout {
         let parts = (RING as u64, DRIVER_EVENT as u64, DEVICE_EVENT as u64);
-        Layout::in_memory(&self.guest, parts, self.size.into()).unwrap()
+        PackedLayout::in_memory(&self.guest, parts, self.size.into()).unwrap()
     }
 
     fn at(&self, address: usize) -> NonNull<u8> {

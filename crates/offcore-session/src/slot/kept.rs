@@ -14,15 +14,15 @@ pub const OPTIONS: usize = 16;
 /// Indices of a stream's numbers in [`Kept`]. Numbers 0 and 1 are bits for the application's use.
 pub mod number {
     /// `IP_TOS`, for IPv4 packets.
-    pub const TOS: Half = Half { at: 2, shift: 0 };
+    pub const TOS: KeptByte = KeptByte { at: 2, shift: 0 };
     /// `IPV6_TCLASS`.
-    pub const TCLASS: Half = Half { at: 2, shift: 16 };
+    pub const TCLASS: KeptByte = KeptByte { at: 2, shift: 16 };
     /// `TCP_NOTSENT_LOWAT`, in bytes.
     pub const NOTSENT_LOWAT: usize = 3;
     /// `IP_TTL`.
-    pub const TTL: Half = Half { at: 4, shift: 0 };
+    pub const TTL: KeptByte = KeptByte { at: 4, shift: 0 };
     /// `IPV6_UNICAST_HOPS`.
-    pub const HOPS: Half = Half { at: 4, shift: 16 };
+    pub const HOPS: KeptByte = KeptByte { at: 4, shift: 16 };
     /// `TCP_WINDOW_CLAMP`, in bytes.
     pub const WINDOW_CLAMP: usize = 5;
     /// `TCP_MAXSEG`.
@@ -57,12 +57,12 @@ pub mod number {
 
     /// The location of a one-byte value: 16 bits of a number.
     #[derive(Clone, Copy, Debug)]
-    pub struct Half {
+    pub struct KeptByte {
         pub at: usize,
         shift: u32,
     }
 
-    impl Half {
+    impl KeptByte {
         /// Returns its value in the number, or `None` for the default.
         pub const fn of(self, number: u32) -> Option<u8> {
             match (number >> self.shift) as u16 {

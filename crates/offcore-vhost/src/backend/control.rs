@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use offcore_stats::pace::Pace;
 use rustix::event::{PollFd, PollFlags};
 
-use super::session::Session;
-use super::{BackendConfig, ControlError, Device, DeviceEvents};
+use super::session::FrontEndSession;
+use super::{BackendConfig, ControlError, DeviceEvents, VhostDevice};
 use crate::connection::{Connection, ConnectionError, Listener, Received, connect, poll};
 use crate::message::Reply;
 use crate::passed::Errands;
@@ -33,7 +33,7 @@ const LINE: Duration = Duration::from_secs(10);
 /// State of the control thread.
 pub(super) struct Control {
     config: BackendConfig,
-    device: Device,
+    device: VhostDevice,
     /// The listening socket of a server; `None` for a client.
     listener: Option<Listener>,
     stop: Arc<OwnedFd>,
@@ -51,7 +51,7 @@ pub(super) struct Control {
 impl Control {
     pub(super) fn new(
         config: BackendConfig,
-        device: Device,
+        device: VhostDevice,
         listener: Option<Listener>,
         stop: Arc<OwnedFd>,
         events: Box<dyn DeviceEvents>,
@@ -84,7 +84,7 @@ impl Control {
                 status.connected = true;
                 status.connects += 1;
             }
-            let mut session = Session::new(self.device.clone(), &self.config);
+            let mut session = FrontEndSession::new(self.device.clone(), &self.config);
             session.show();
             match self.serve(&mut session, socket) {
                 Ok(()) => {}
@@ -99,7 +99,7 @@ impl Control {
                 self.record(error);
             }
             session.announce(&mut *self.events);
-            Session::new(self.device.clone(), &self.config).show();
+            FrontEndSession::new(self.device.clone(), &self.config).show();
             self.device.state().connected = false;
         }
     }
@@ -145,7 +145,7 @@ impl Control {
     }
 
     /// Serves a front end until it disconnects, an error ends the connection, or the thread has to stop.
-    fn serve(&mut self, session: &mut Session, socket: OwnedFd) -> Result<(), ControlError> {
+    fn serve(&mut self, session: &mut FrontEndSession, socket: OwnedFd) -> Result<(), ControlError> {
         let mut connection = Connection::with_errands(socket, &self.errands)?;
         let mut looked = Instant::now();
         loop {
@@ -178,7 +178,7 @@ impl Control {
     /// Handles one message and answers it.
     fn message(
         &mut self,
-        session: &mut Session,
+        session: &mut FrontEndSession,
         connection: &Connection,
         received: Received,
     ) -> Result<(), ControlError> {

@@ -14,24 +14,24 @@ use super::{BackendConfig, Status};
 use crate::cell::{VringCell, Wanted, WorkerTimeout};
 
 /// Callbacks for applications. They run on the back end's control thread, which holds no lock: all functions of
-/// [`Device`] can be called inside and outside callbacks. The front end's next message waits until the callback
+/// [`VhostDevice`] can be called inside and outside callbacks. The front end's next message waits until the callback
 /// returns.
 ///
 /// The order is always `new_device`, any number of `vring_state_changed`, `destroy_device`.
 pub trait DeviceEvents: Send {
     /// The first queue pair is ready and enabled: packets can flow. In DPDK: `new_device`.
-    fn new_device(&mut self, device: &Device) {
+    fn new_device(&mut self, device: &VhostDevice) {
         let _ = device;
     }
 
     /// The front end has stopped the first queue pair or has disconnected. The virtqueues are drained, and every
     /// enabled one has been reported as disabled. In DPDK: `destroy_device`.
-    fn destroy_device(&mut self, device: &Device) {
+    fn destroy_device(&mut self, device: &VhostDevice) {
         let _ = device;
     }
 
     /// Virtqueue `queue` has become usable (ready and enabled), or is no longer usable. In DPDK: `vring_state_changed`.
-    fn vring_state_changed(&mut self, device: &Device, queue: u16, enabled: bool) {
+    fn vring_state_changed(&mut self, device: &VhostDevice, queue: u16, enabled: bool) {
         let _ = (device, queue, enabled);
     }
 }
@@ -41,7 +41,7 @@ impl DeviceEvents for () {}
 
 /// Why a call was not carried out. After [`WorkerTimeout`] it is still wanted, and happens when the worker gets to it.
 #[derive(Clone, Debug, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
-pub enum DeviceError {
+pub enum VhostDeviceError {
     /// virtqueue {queue}: the device has {vrings}, numbered from 0
     NoQueue { queue: u16, vrings: usize },
     /// {path}: the port was not made for asynchronous copies
@@ -56,7 +56,7 @@ pub enum DeviceError {
 /// call returns after the change has taken effect. If no worker is attached, it takes effect at once. Calls may be made
 /// from any thread except the worker's own, which would wait for itself.
 #[derive(Clone)]
-pub struct Device(Arc<Shared>);
+pub struct VhostDevice(Arc<Shared>);
 
 struct Shared {
     path: PathBuf,
@@ -71,7 +71,7 @@ struct Shared {
     inflight: Mutex<Option<OwnedFd>>,
 }
 
-impl Device {
+impl VhostDevice {
     pub(super) fn new(config: &BackendConfig) -> Self {
         let cells: Vec<_> =
             (0..config.queue_pairs * 2).map(|queue| Arc::new(VringCell::new(queue))).collect();
@@ -113,9 +113,9 @@ impl Device {
     /// # Errors
     /// Fails if the virtqueue does not exist, the port was created without `asynchronous`, or the worker does not
     /// answer.
-    pub fn register_async(&self, queue: u16, binding: Binding) -> Result<(), DeviceError> {
+    pub fn register_async(&self, queue: u16, binding: Binding) -> Result<(), VhostDeviceError> {
         if !self.0.asynchronous {
-            return Err(DeviceError::Synchronous { path: self.0.path.clone() });
+            return Err(VhostDeviceError::Synchronous { path: self.0.path.clone() });
         }
         self.change(queue, |wanted| wanted.binding = binding)
     }
@@ -126,7 +126,7 @@ impl Device {
     ///
     /// # Errors
     /// Fails if the virtqueue does not exist, or the worker does not answer.
-    pub fn unregister_async(&self, queue: u16) -> Result<(), DeviceError> {
+    pub fn unregister_async(&self, queue: u16) -> Result<(), VhostDeviceError> {
         self.change(queue, |wanted| wanted.binding = Binding::core())
     }
 
@@ -135,7 +135,7 @@ impl Device {
     ///
     /// # Errors
     /// Fails if the virtqueue does not exist, or the worker does not answer.
-    pub fn clear_queue(&self, queue: u16) -> Result<(), DeviceError> {
+    pub fn clear_queue(&self, queue: u16) -> Result<(), VhostDeviceError> {
         self.change(queue, |_| {})
     }
 
@@ -144,7 +144,7 @@ impl Device {
     ///
     /// # Errors
     /// Fails if the virtqueue does not exist.
-    pub fn in_flight(&self, queue: u16) -> Result<u64, DeviceError> {
+    pub fn in_flight(&self, queue: u16) -> Result<u64, VhostDeviceError> {
         Ok(self.cell(queue)?.in_flight())
     }
 
@@ -180,21 +180,24 @@ impl Device {
         self.0.timeout
     }
 
-    fn change(&self, queue: u16, change: impl FnOnce(&mut Wanted)) -> Result<(), DeviceError> {
+    fn change(&self, queue: u16, change: impl FnOnce(&mut Wanted)) -> Result<(), VhostDeviceError> {
         let cell = self.cell(queue)?;
         cell.publish(change);
         cell.wait(self.0.timeout)?;
         Ok(())
     }
 
-    fn cell(&self, queue: u16) -> Result<&VringCell, DeviceError> {
+    fn cell(&self, queue: u16) -> Result<&VringCell, VhostDeviceError> {
         let cell = self.0.cells.get(usize::from(queue));
-        cell.map(Arc::as_ref).ok_or(DeviceError::NoQueue { queue, vrings: self.0.cells.len() })
+        cell.map(Arc::as_ref).ok_or(VhostDeviceError::NoQueue { queue, vrings: self.0.cells.len() })
     }
 }
 
-impl fmt::Debug for Device {
+impl fmt::Debug for VhostDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Device").field("path", &self.0.path).field("vrings", &self.0.cells.len()).finish()
+        f.debug_struct("VhostDevice")
+            .field("path", &self.0.path)
+            .field("vrings", &self.0.cells.len())
+            .finish()
     }
 }

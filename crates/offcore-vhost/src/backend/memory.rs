@@ -66,7 +66,8 @@ pub(super) fn region(
 /// of this kind that are already mapped. Returns the mapping and the offset of the requested range in it.
 pub(super) fn beside(
     code: Code,
-    (size, offset): (u64, u64),
+    size: u64,
+    offset: u64,
     fd: &PassedFd,
     mapped: u64,
 ) -> Result<(Mapping, usize), ControlError> {

@@ -17,7 +17,7 @@ use offcore_ring::Inflight;
 use rustix::net::AddressFamily;
 use rustix::net::sockopt::socket_domain;
 
-use super::device::{Device, DeviceEvents};
+use super::device::{DeviceEvents, VhostDevice};
 use super::ring::Ring;
 use super::{BackendConfig, ControlError, MAX_SLOTS, MIN_MTU};
 use crate::dirty::DirtyLog;
@@ -32,8 +32,8 @@ use crate::passed::PassedFd;
 
 /// The state of a device as seen by one front end, during one connection.
 #[derive(Debug)]
-pub(super) struct Session {
-    device: Device,
+pub(super) struct FrontEndSession {
+    device: VhostDevice,
     offered: u64,
     max_mtu: u16,
     max_memory: u64,
@@ -58,8 +58,8 @@ pub(super) struct Session {
     announced: Vec<bool>,
 }
 
-impl Session {
-    pub(super) fn new(device: Device, config: &BackendConfig) -> Self {
+impl FrontEndSession {
+    pub(super) fn new(device: VhostDevice, config: &BackendConfig) -> Self {
         let rings: Vec<_> = device.cells().iter().map(|cell| Ring::new(cell.queue())).collect();
         let announced = vec![false; rings.len()];
         Self {

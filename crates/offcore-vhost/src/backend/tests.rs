@@ -454,7 +454,7 @@ struct Busy {
     controls: Vec<Arc<WorkerControl>>,
 }
 
-fn exercise(device: &Device) {
+fn exercise(device: &VhostDevice) {
     for queue in 0..2 {
         device.register_async(queue, Binding::core()).unwrap();
         device.clear_queue(queue).unwrap();
@@ -465,17 +465,17 @@ fn exercise(device: &Device) {
 }
 
 impl DeviceEvents for Busy {
-    fn new_device(&mut self, device: &Device) {
+    fn new_device(&mut self, device: &VhostDevice) {
         exercise(device);
     }
 
-    fn destroy_device(&mut self, device: &Device) {
+    fn destroy_device(&mut self, device: &VhostDevice) {
         let active = |i: usize| self.controls[i].active.load(Ordering::Relaxed);
         self.destroyed.lock().unwrap().push((active(0), active(1)));
         exercise(device);
     }
 
-    fn vring_state_changed(&mut self, device: &Device, _: u16, _: bool) {
+    fn vring_state_changed(&mut self, device: &VhostDevice, _: u16, _: bool) {
         exercise(device);
     }
 }
@@ -487,13 +487,13 @@ fn callbacks_and_calls_do_not_deadlock() {
     let slot: Arc<Mutex<Option<Busy>>> = Arc::default();
     struct Late(Arc<Mutex<Option<Busy>>>);
     impl DeviceEvents for Late {
-        fn new_device(&mut self, device: &Device) {
+        fn new_device(&mut self, device: &VhostDevice) {
             self.0.lock().unwrap().as_mut().unwrap().new_device(device);
         }
-        fn destroy_device(&mut self, device: &Device) {
+        fn destroy_device(&mut self, device: &VhostDevice) {
             self.0.lock().unwrap().as_mut().unwrap().destroy_device(device);
         }
-        fn vring_state_changed(&mut self, device: &Device, queue: u16, enabled: bool) {
+        fn vring_state_changed(&mut self, device: &VhostDevice, queue: u16, enabled: bool) {
             self.0.lock().unwrap().as_mut().unwrap().vring_state_changed(device, queue, enabled);
         }
     }
@@ -529,7 +529,7 @@ fn callbacks_and_calls_do_not_deadlock() {
 fn disconnect_stops_workers_first() {
     struct Told(Arc<Mutex<Vec<bool>>>);
     impl DeviceEvents for Told {
-        fn destroy_device(&mut self, device: &Device) {
+        fn destroy_device(&mut self, device: &VhostDevice) {
             let stopped = device.cells().iter().all(|cell| cell.wanted().vring.is_none());
             let waited = device.cells().iter().all(|cell| cell.report().base == 9);
             self.0.lock().unwrap().push(stopped && waited);

@@ -25,7 +25,7 @@ pub(super) enum Gathered {
 }
 
 /// Gathers the copies of one batch. Packets that are complete when the batch is submitted go to the burst.
-pub(super) struct Gather<'a, 'b, const IMMEDIATE: bool> {
+pub(super) struct DequeueGather<'a, 'b, const IMMEDIATE: bool> {
     pub(super) config: &'a VringConfig,
     pub(super) batch: &'a mut Batch<'b, InFlight, IMMEDIATE>,
     pub(super) cache: &'a mut PoolCache,
@@ -119,7 +119,7 @@ impl Found for Double {
     }
 }
 
-impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
+impl<const IMMEDIATE: bool> DequeueGather<'_, '_, IMMEDIATE> {
     /// Gathers the copies of at most `wanted` packets. Returns the number of chains and the result.
     #[inline(always)]
     pub(super) fn burst<Q: DeviceQueue>(

@@ -37,7 +37,7 @@ impl<F> Body<'_, F> {
         Ok((words, fd))
     }
 
-    pub(super) fn nothing(self) -> Result<(), MessageError> {
+    pub(super) fn empty(self) -> Result<(), MessageError> {
         self.words::<0>(0).map(|_| ())
     }
 
@@ -47,13 +47,13 @@ impl<F> Body<'_, F> {
 
     pub(super) fn state(self) -> Result<(VringState,), MessageError> {
         let ([word], _) = self.words(0)?;
-        let (index, num) = halves(word);
+        let (index, num) = fields_of_word(word);
         Ok((VringState { index, num },))
     }
 
     pub(super) fn addr(self) -> Result<(VringAddr,), MessageError> {
         let ([word, desc, used, avail, log], _) = self.words(0)?;
-        let (index, flags) = halves(word);
+        let (index, flags) = fields_of_word(word);
         Ok((VringAddr { index, flags, desc, used, avail, log },))
     }
 
@@ -73,7 +73,7 @@ impl<F> Body<'_, F> {
         if found < 8 {
             return Err(MessageError::Payload { code, found, expected: 8 + REGION });
         }
-        let (count, _padding) = halves(word_at(self.payload, 0));
+        let (count, _padding) = fields_of_word(word_at(self.payload, 0));
         let regions = usize::try_from(count).unwrap_or(usize::MAX);
         if regions == 0 || regions > MAX_REGIONS {
             return Err(MessageError::Regions { found: count });
@@ -141,7 +141,7 @@ pub(super) mod encode {
         (words.map(u64::to_ne_bytes).concat(), fds.into_iter().collect())
     }
 
-    pub(in super::super) fn nothing<F>() -> Encoded<F> {
+    pub(in super::super) fn empty<F>() -> Encoded<F> {
         words([], [])
     }
 
@@ -154,11 +154,11 @@ pub(super) mod encode {
     }
 
     pub(in super::super) fn state<F>(state: VringState) -> Encoded<F> {
-        words([joined(state.index, state.num)], [])
+        words([word_of_fields(state.index, state.num)], [])
     }
 
     pub(in super::super) fn addr<F>(addr: VringAddr) -> Encoded<F> {
-        words([joined(addr.index, addr.flags), addr.desc, addr.used, addr.avail, addr.log], [])
+        words([word_of_fields(addr.index, addr.flags), addr.desc, addr.used, addr.avail, addr.log], [])
     }
 
     pub(in super::super) fn vring_fd<F>(event: VringFd<F>) -> Encoded<F> {
@@ -180,7 +180,7 @@ pub(super) mod encode {
 
     fn words_of(area: InflightArea) -> [u64; 3] {
         let ([a, b], [c, d]) = (area.queues.to_ne_bytes(), area.queue_size.to_ne_bytes());
-        [area.size, area.offset, joined(u32::from_ne_bytes([a, b, c, d]), 0)]
+        [area.size, area.offset, word_of_fields(u32::from_ne_bytes([a, b, c, d]), 0)]
     }
 
     pub(in super::super) fn region<F>(region: MemoryRegion, fd: F) -> Encoded<F> {
@@ -196,13 +196,13 @@ pub(super) mod encode {
         let count = u32::try_from(regions.len()).unwrap_or(u32::MAX);
         let words = |region: MemoryRegion| [region.guest, region.size, region.user, region.mmap_offset];
         let (regions, fds): (Vec<_>, _) = regions.into_iter().map(|(region, fd)| (words(region), fd)).unzip();
-        let words = std::iter::once(joined(count, 0)).chain(regions.into_iter().flatten());
+        let words = std::iter::once(word_of_fields(count, 0)).chain(regions.into_iter().flatten());
         (words.flat_map(u64::to_ne_bytes).collect(), fds)
     }
 }
 
 fn area_of([size, offset, word]: [u64; 3]) -> InflightArea {
-    let (counts, _padding) = halves(word);
+    let (counts, _padding) = fields_of_word(word);
     let [a, b, c, d] = counts.to_ne_bytes();
     let (queues, queue_size) = (u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d]));
     InflightArea { size, offset, queues, queue_size }
@@ -223,14 +223,14 @@ fn word_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 /// Splits a word of eight bytes into two fields of four bytes.
-fn halves(word: u64) -> (u32, u32) {
+fn fields_of_word(word: u64) -> (u32, u32) {
     let bytes = word.to_ne_bytes();
     let half = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     (half(0), half(4))
 }
 
 /// Joins two fields of four bytes into a word of eight bytes.
-fn joined(first: u32, second: u32) -> u64 {
+fn word_of_fields(first: u32, second: u32) -> u64 {
     let ([a, b, c, d], [e, f, g, h]) = (first.to_ne_bytes(), second.to_ne_bytes());
     u64::from_ne_bytes([a, b, c, d, e, f, g, h])
 }

@@ -37,7 +37,7 @@ pub(super) enum End {
 }
 
 /// Gathers the copies of one batch.
-pub(super) struct Gather<'a, 'b, const IMMEDIATE: bool> {
+pub(super) struct PairGather<'a, 'b, const IMMEDIATE: bool> {
     pub(super) batch: &'a mut Batch<'b, Head, IMMEDIATE>,
     pub(super) chains: &'a mut Chains,
     pub(super) sender: &'a VringConfig,
@@ -70,7 +70,7 @@ enum Verdict {
     Ordinary,
 }
 
-impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
+impl<const IMMEDIATE: bool> PairGather<'_, '_, IMMEDIATE> {
     /// Takes at most `wanted` packets. Returns the number of packets entered and why the batch ended.
     #[inline(always)]
     pub(super) fn burst<F: DeviceQueue, T: DeviceQueue>(
@@ -100,7 +100,7 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
                 break End::Done;
             }
             let most = (known - sent).min((wanted - taken) as u16).min(reach);
-            let jobs = self.jobs(tx, rx, (sent, received), most);
+            let jobs = self.jobs(tx, rx, sent, received, most);
             let (mut entered, mut verdict) = (0, Verdict::Send);
             for job in &jobs {
                 verdict = self.enter(job, rewrite, taken + entered);
@@ -141,7 +141,7 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
                     Err(error) => break End::Receiver(error),
                 }
             }
-            match self.several(tx, rx, (sent, received, taken), rewrite) {
+            match self.several(tx, rx, sent, received, taken, rewrite) {
                 Ok((tx_entries, rx_entries)) => {
                     (sent, received, taken) = (sent + tx_entries, received + rx_entries, taken + 1);
                     if rx_entries > 0 {
@@ -166,7 +166,8 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
         &self,
         tx: &mut F,
         rx: &mut T,
-        (sent, received): (u16, u16),
+        sent: u16,
+        received: u16,
         most: u16,
     ) -> ArrayVec<Job, BURST> {
         let mut jobs: ArrayVec<Job, BURST> = ArrayVec::new();
@@ -213,8 +214,8 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
             self.forwarded.packets += 1;
             self.forwarded.bytes += (total - NET_HEADER) as u64;
         } else {
-            let (from, to) = (Chain::one(job.name), (1, Chain::one(job.receiving)));
-            self.batch.holder(taken).enter(from, to, total - NET_HEADER);
+            let (from, to) = (Chain::one(job.name), Chain::one(job.receiving));
+            self.batch.holder(taken).enter(from, 1, to, total - NET_HEADER);
             self.batch.enter_filled();
         }
         Verdict::Send
@@ -228,7 +229,7 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
         if IMMEDIATE {
             tx.push_used(chain, 0);
         } else {
-            head.enter(chain, (0, Chain::default()), 0);
+            head.enter(chain, 0, Chain::default(), 0);
             self.batch.enter_filled();
         }
     }
@@ -286,7 +287,9 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
         &mut self,
         tx: &mut F,
         rx: &mut T,
-        (sent, received, taken): (u16, u16, usize),
+        sent: u16,
+        received: u16,
+        taken: usize,
         rewrite: &mut impl FnMut(&mut [u8]),
     ) -> Result<(u16, u16), End> {
         let mut from: ArrayVec<Piece, MAX_PIECES> = ArrayVec::new();
@@ -307,7 +310,7 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
         }
         let mut to: ArrayVec<Piece, MAX_PIECES> = ArrayVec::new();
         let mut out: ArrayVec<Out, MAX_PIECES> = ArrayVec::new();
-        let Some(entries) = self.chains_for(rx, received, total as u32, (&mut to, &mut out))? else {
+        let Some(entries) = self.chains_for(rx, received, total as u32, &mut to, &mut out)? else {
             return Ok(self.drop_too_big(tx, taken, chain, total));
         };
         if from.len() + to.len() > self.batch.room() {
@@ -336,14 +339,14 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
             self.forwarded.packets += 1;
             self.forwarded.bytes += frame as u64;
         } else {
-            let to = match out[..] {
+            let (chains, to) = match out[..] {
                 [Out { chain, .. }] => (1, chain),
                 _ => {
                     out.iter().for_each(|&out| self.chains.push(out));
                     (out.len() as u16, Chain::default())
                 }
             };
-            self.batch.holder(taken).enter(chain, to, frame);
+            self.batch.holder(taken).enter(chain, chains, to, frame);
             self.batch.enter_filled();
         }
         Ok((chain.entries, entries))
@@ -356,7 +359,8 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
         rx: &mut T,
         received: u16,
         total: u32,
-        (to, out): (&mut ArrayVec<Piece, MAX_PIECES>, &mut ArrayVec<Out, MAX_PIECES>),
+        to: &mut ArrayVec<Piece, MAX_PIECES>,
+        out: &mut ArrayVec<Out, MAX_PIECES>,
     ) -> Result<Option<u16>, End> {
         match self.room.refuses(total) {
             Some(Unfit::Never) => return Ok(None),

@@ -59,7 +59,7 @@ impl Head {
     /// Records the packet's chains and the length of its frame in bytes: the sender's chain `from`, and `chains` chains
     /// of the receiver. `to` is the receiver's chain if there is exactly one.
     #[inline(always)]
-    pub(super) fn enter(&mut self, from: Chain, (chains, to): (u16, Chain), frame: usize) {
+    pub(super) fn enter(&mut self, from: Chain, chains: u16, to: Chain, frame: usize) {
         (self.from, self.to, self.chains, self.frame) = (from, to, chains, frame as u32);
     }
 
@@ -83,8 +83,9 @@ impl Head {
             unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.bytes.as_mut_ptr(), LEN) };
         } else {
             self.lens = [len as u16, 0];
-            // SAFETY: as above, with `len` bytes, which is less than the length of the array.
-            // copy-ok: as above
+            // SAFETY: `from` has `len` bytes as the caller guarantees, and the array is longer. They do not overlap,
+            // because the array is private to this process.
+            // copy-ok: the head, which the core decides on
             unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.bytes.as_mut_ptr(), len) };
         }
         // All decisions use this copy. The fence keeps the compiler from reading the guest's bytes again.
@@ -131,12 +132,12 @@ impl Head {
     #[inline(always)]
     pub(super) unsafe fn write(&self) {
         if self.lens == [LEN as u16, 0] {
-            // SAFETY: the destination has 64 bytes of the receiver's memory, as the caller guarantees. They do not
-            // overlap, because the head is private to this process.
+            // SAFETY: `places[0]` has 64 bytes of the receiver's memory, which the caller keeps mapped since
+            // [`Head::read`]. They do not overlap, because the head is private to this process.
             // copy-ok: the head, which the core decided on
             unsafe { std::ptr::copy_nonoverlapping(self.bytes.as_ptr(), self.places[0], LEN) };
         } else {
-            // SAFETY: the memory is still mapped, as the caller guarantees.
+            // SAFETY: the caller keeps the receiver's memory mapped, which `places` points to.
             unsafe { self.write_parts() };
         }
     }
@@ -149,8 +150,8 @@ impl Head {
         let second = &rest[..second.min(rest.len())];
         for (part, to) in [first, second].into_iter().zip(self.places) {
             if !part.is_empty() {
-                // SAFETY: the receiver's buffer has that many bytes, as the caller guarantees. They do not overlap,
-                // because the head is private to this process.
+                // SAFETY: the receiver's buffer at `to` has `part.len()` bytes and is still mapped, as the caller
+                // guarantees. They do not overlap, because the head is private to this process.
                 // copy-ok: the head, which the core decided on
                 unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), to, part.len()) };
             }

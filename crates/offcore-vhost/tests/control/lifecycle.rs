@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use offcore_dma::Binding;
-use offcore_vhost::backend::{DeviceError, RingState, StartError};
+use offcore_vhost::backend::{RingState, StartError, VhostDeviceError};
 use offcore_vhost::connection::{Role, SocketError};
 use offcore_vhost::message::Request;
-use offcore_vhost::{Backend, BackendConfig, Device, DeviceEvents, VringCell};
+use offcore_vhost::{Backend, BackendConfig, DeviceEvents, VhostDevice, VringCell};
 
 use crate::peer::*;
 
@@ -17,7 +17,7 @@ use crate::peer::*;
 struct Diary(Arc<Mutex<Vec<String>>>);
 
 impl Diary {
-    fn note(&self, device: &Device, entry: String) {
+    fn note(&self, device: &VhostDevice, entry: String) {
         for queue in 0..device.cells().len() as u16 {
             device.register_async(queue, Binding::core()).unwrap();
             device.clear_queue(queue).unwrap();
@@ -37,15 +37,15 @@ impl Diary {
 }
 
 impl DeviceEvents for Diary {
-    fn new_device(&mut self, device: &Device) {
+    fn new_device(&mut self, device: &VhostDevice) {
         self.note(device, "new".into());
     }
 
-    fn destroy_device(&mut self, device: &Device) {
+    fn destroy_device(&mut self, device: &VhostDevice) {
         self.note(device, "destroy".into());
     }
 
-    fn vring_state_changed(&mut self, device: &Device, queue: u16, enabled: bool) {
+    fn vring_state_changed(&mut self, device: &VhostDevice, queue: u16, enabled: bool) {
         self.note(device, format!("{queue} {enabled}"));
     }
 }
@@ -187,7 +187,7 @@ fn callback_may_stop_the_back_end() {
     #[derive(Default)]
     struct Stopper(Arc<Mutex<Option<Backend>>>);
     impl DeviceEvents for Stopper {
-        fn new_device(&mut self, _: &Device) {
+        fn new_device(&mut self, _: &VhostDevice) {
             let backend = self.0.lock().unwrap().take();
             backend.unwrap().stop();
         }
@@ -228,8 +228,8 @@ fn invalid_device_calls_are_refused() {
     let config = BackendConfig { asynchronous: false, ..BackendConfig::new(dir.file("vhost.sock")) };
     let backend = Backend::start(config, Box::new(())).unwrap();
     let device = backend.device();
-    assert_eq!(device.clear_queue(2), Err(DeviceError::NoQueue { queue: 2, vrings: 2 }));
+    assert_eq!(device.clear_queue(2), Err(VhostDeviceError::NoQueue { queue: 2, vrings: 2 }));
     assert!(device.in_flight(u16::MAX).is_err());
-    assert!(matches!(device.register_async(0, Binding::core()), Err(DeviceError::Synchronous { .. })));
+    assert!(matches!(device.register_async(0, Binding::core()), Err(VhostDeviceError::Synchronous { .. })));
     assert_eq!(device.unregister_async(0), Ok(()));
 }

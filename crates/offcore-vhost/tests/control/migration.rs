@@ -73,7 +73,8 @@ fn switch(
     cells: &[Arc<VringCell>],
     setup: Setup,
     mut next: u64,
-    (stop, dropped): (&AtomicBool, &AtomicU64),
+    stop: &AtomicBool,
+    dropped: &AtomicU64,
 ) -> (u64, usize) {
     let mut worker = Worker::new();
     let (mut stepper, mut binding) = (None, Binding::core());
@@ -137,7 +138,7 @@ fn migrate(setup: Setup) {
     let (stop, dropped) = (AtomicBool::new(false), AtomicU64::new(0));
     let next = std::thread::scope(|scope| {
         let ends = Ends(&stop);
-        let switch = scope.spawn(|| switch(first.cells(), setup, 0, (&stop, &dropped)));
+        let switch = scope.spawn(|| switch(first.cells(), setup, 0, &stop, &dropped));
         let mut peer = Peer::negotiated(&dir.file("first.sock"));
         guest.start(&mut peer);
         guest.run(500);
@@ -151,7 +152,7 @@ fn migrate(setup: Setup) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let ends = Ends(&stop);
-        let switch = scope.spawn(|| switch(second.cells(), setup, next, (&stop, &dropped)));
+        let switch = scope.spawn(|| switch(second.cells(), setup, next, &stop, &dropped));
         let mut peer = Peer::negotiated(&dir.file("second.sock"));
         guest.start(&mut peer);
         guest.run(500);

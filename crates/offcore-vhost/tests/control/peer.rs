@@ -10,7 +10,7 @@ use offcore_mem::{Hugepages, Mapping};
 use offcore_vhost::backend::Status;
 use offcore_vhost::connection::{Connection, ConnectionError};
 use offcore_vhost::message::{Code, HEADER, MemoryRegion, Reply, Request, VringAddr, VringFd, VringState};
-use offcore_vhost::{Backend, BackendConfig, Device, PassedFd, features};
+use offcore_vhost::{Backend, BackendConfig, PassedFd, VhostDevice, features};
 
 /// Maximum time to wait for anything that should happen at once.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
@@ -211,7 +211,7 @@ pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
 }
 
 /// Waits until the last error of the back end contains `part`.
-pub(crate) fn wait_for_error(device: &Device, part: &str) {
+pub(crate) fn wait_for_error(device: &VhostDevice, part: &str) {
     until(&format!("last error says '{part}'"), || last_error(&device.status()).contains(part));
 }
 

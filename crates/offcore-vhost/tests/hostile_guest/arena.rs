@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use offcore_mem::{GuestMemory, GuestRegion, Mapping};
-use offcore_ring::split::{Descriptor, Layout};
+use offcore_ring::split::{Descriptor, SplitLayout};
 use offcore_vhost::VringConfig;
 use rustix::mm::{MprotectFlags, mprotect};
 
@@ -42,7 +42,7 @@ pub(crate) struct Arena {
 
 // SAFETY: the pointers refer to mappings that `memory` keeps. They are used only for volatile accesses.
 unsafe impl Send for Arena {}
-// SAFETY: as above.
+// SAFETY: `memory` keeps the mappings of the pointers. Threads only make volatile accesses to them.
 unsafe impl Sync for Arena {}
 
 impl Arena {
@@ -65,10 +65,10 @@ impl Arena {
         Self { memory: Arc::new(GuestMemory::new(vec![b, a]).unwrap()), regions: [part_a, part_b] }
     }
 
-    pub(crate) fn layout(&self, ring: Ring, size: u16) -> Layout {
+    pub(crate) fn layout(&self, ring: Ring, size: u16) -> SplitLayout {
         let user = |address| address + USER;
         let parts = (user(ring.desc), user(ring.avail), user(ring.used));
-        Layout::in_memory(&self.memory, parts, size.into()).unwrap()
+        SplitLayout::in_memory(&self.memory, parts, size.into()).unwrap()
     }
 
     pub(crate) fn config(&self, ring: Ring, size: u16, features: u64, base: u16) -> VringConfig {
@@ -106,7 +106,8 @@ impl Arena {
     }
 
     pub(crate) fn read(&self, address: u64, len: usize) -> Vec<u8> {
-        // SAFETY: `byte` panics outside of the regions. Volatile as in `write`.
+        // SAFETY: `byte` panics outside of the regions. Volatile, because the device may access the byte at the same
+        // time.
         (address..).take(len).map(|at| unsafe { self.byte(at).read_volatile() }).collect()
     }
 

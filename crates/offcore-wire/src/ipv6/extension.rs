@@ -13,7 +13,7 @@ const UNIT: usize = 8;
 
 /// The content of an IPv6 packet behind its extension headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Transport<'a> {
+pub struct TransportHeader<'a> {
     /// First header of the payload. In a fragment other than the first, it is the first header of the whole packet's
     /// payload, and may be an extension header.
     pub protocol: IpProtocol,
@@ -35,7 +35,7 @@ pub struct Fragment {
     pub ident: u32,
 }
 
-impl<'a> Transport<'a> {
+impl<'a> TransportHeader<'a> {
     /// Skips routing headers, destination options and fragment headers. `next_header` is the type of the first header
     /// in `bytes`, which either follow the IPv6 header and its hop-by-hop options, or are a reassembled payload. The
     /// walk ends at the fragment header of a partial packet, because later headers belong to the whole packet.
@@ -179,7 +179,7 @@ mod tests {
         let chain = [(0, router_alert), (60, padding(1)), (43, routed), part(0), (60, padding(0))];
         let bytes = packet(&chain, 58, b"echo");
         let packet = Ipv6Packet::new_checked(&bytes).unwrap();
-        let expected = Transport { protocol: IpProtocol::ICMPV6, payload: b"echo", fragment: None };
+        let expected = TransportHeader { protocol: IpProtocol::ICMPV6, payload: b"echo", fragment: None };
         assert_eq!(packet.transport(), Ok(expected));
     }
 
@@ -188,7 +188,8 @@ mod tests {
         for protocol in [6, 17, 58, 59, 89] {
             let bytes = packet(&[], protocol, b"all");
             let packet = Ipv6Packet::new_checked(&bytes).unwrap();
-            let expected = Transport { protocol: IpProtocol(protocol), payload: b"all", fragment: None };
+            let expected =
+                TransportHeader { protocol: IpProtocol(protocol), payload: b"all", fragment: None };
             assert_eq!(packet.transport(), Ok(expected));
         }
     }
@@ -207,7 +208,7 @@ mod tests {
         }
         // After reassembly, the walk continues.
         let whole = [&[6][..], &padding(0), b"tcp"].concat();
-        let found = Transport::behind(IpProtocol::DESTINATION_OPTIONS, &whole).unwrap();
+        let found = TransportHeader::behind(IpProtocol::DESTINATION_OPTIONS, &whole).unwrap();
         assert_eq!((found.protocol, found.payload), (IpProtocol::TCP, &b"tcp"[..]));
     }
 

@@ -89,10 +89,13 @@ fn tcpdump_files_are_read() {
         let mut reader = opened(file);
         let mut buffer = [0; 100];
         let record = reader.next_record(&mut buffer).unwrap().unwrap();
-        assert_eq!(record, Record { timestamp_ns: first_ns, len: 60, original_len: 60 });
+        assert_eq!(record, PcapRecord { timestamp_ns: first_ns, len: 60, original_len: 60 });
         assert_eq!(crate::probe::check_content(&buffer[..60]), Ok(()));
         let record = reader.next_record(&mut buffer).unwrap().unwrap();
-        assert_eq!(record, Record { timestamp_ns: first_ns + NANOS_PER_SECOND, len: 61, original_len: 61 });
+        assert_eq!(
+            record,
+            PcapRecord { timestamp_ns: first_ns + NANOS_PER_SECOND, len: 61, original_len: 61 }
+        );
         assert_eq!(crate::probe::check_header(&buffer[..61]).unwrap().sequence, 2);
         assert_eq!(reader.next_record(&mut buffer).unwrap(), None);
     }
@@ -215,7 +218,7 @@ fn modified_record_headers_are_read() {
         for (nanos, packet) in [(5000, &b"first"[..]), (7000, b"second one")] {
             let record = reader.next_record(&mut buffer).unwrap().unwrap();
             let (len, original_len) = (packet.len(), packet.len() as u32 + 2);
-            assert_eq!(record, Record { timestamp_ns: NANOS_PER_SECOND + nanos, len, original_len });
+            assert_eq!(record, PcapRecord { timestamp_ns: NANOS_PER_SECOND + nanos, len, original_len });
             assert_eq!(&buffer[..len], packet);
         }
         assert_eq!(reader.next_record(&mut buffer).unwrap(), None);
@@ -360,7 +363,7 @@ proptest! {
         let mut buffer = [0; 100];
         let record = opened(&file).next_record(&mut buffer).unwrap().unwrap();
         let timestamp_ns = u64::from(seconds) * NANOS_PER_SECOND + u64::from(micros) * 1000;
-        prop_assert_eq!(record, Record { timestamp_ns, len: packet.len(), original_len: len + cut });
+        prop_assert_eq!(record, PcapRecord { timestamp_ns, len: packet.len(), original_len: len + cut });
         prop_assert_eq!(&buffer[..packet.len()], &packet[..]);
     }
 }

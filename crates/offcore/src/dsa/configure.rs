@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::anyhow;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use offcore_dsa::WqMode;
-use offcore_dsa::config::sysfs::{self, Device, FileSystem, Roots};
+use offcore_dsa::config::sysfs::{self, FileSystem, Roots, SysfsDevice};
 use offcore_dsa::config::{
     Capabilities, ConfigError, DeviceConfig, OneLine, apply, built_in, check, commands, json, one_line,
     profile,
@@ -105,7 +105,7 @@ pub(super) fn run(args: &ConfigureArgs) -> Result<(), Failure> {
 }
 
 /// Writes the current layouts to a file, or to stdout.
-fn save(devices: &[Device], path: &Path) -> anyhow::Result<()> {
+fn save(devices: &[SysfsDevice], path: &Path) -> anyhow::Result<()> {
     let configs: Vec<DeviceConfig> = devices.iter().map(|device| device.config.clone()).collect();
     let text = json::write(&configs);
     if path == Path::new("-") {
@@ -122,7 +122,7 @@ fn save(devices: &[Device], path: &Path) -> anyhow::Result<()> {
     })
 }
 
-fn device(args: &ConfigureArgs, roots: &Roots) -> anyhow::Result<Device> {
+fn device(args: &ConfigureArgs, roots: &Roots) -> anyhow::Result<SysfsDevice> {
     Ok(sysfs::find(roots, args.device.as_deref().unwrap_or("dsa0"))?)
 }
 

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use offcore_dsa::config::json;
-use offcore_dsa::config::sysfs::Device;
+use offcore_dsa::config::sysfs::SysfsDevice;
 use serde_json::{Value, json};
 
 use crate::args::Format;
@@ -17,7 +17,7 @@ Examples:
 A simulated or copied tree (DPDK's DSA_SYSFS_PATH and DSA_DEV_PATH work, too):
     offcore dsa list --sysfs /tmp/sys/bus/dsa/devices --dev /tmp/dev/dsa";
 
-pub(super) fn text(devices: &[Device], format: Format) -> anyhow::Result<String> {
+pub(super) fn text(devices: &[SysfsDevice], format: Format) -> anyhow::Result<String> {
     match format {
         Format::Table => Ok(tables(devices)),
         Format::Json => {
@@ -28,7 +28,7 @@ pub(super) fn text(devices: &[Device], format: Format) -> anyhow::Result<String>
 }
 
 /// Returns accel-config's object, with additional fields for facts that are not settings.
-fn object(device: &Device) -> Value {
+fn object(device: &SysfsDevice) -> Value {
     let caps = &device.capabilities;
     let mut object = json::device_json(&device.config);
     object["version"] = json!(format!("{:#x}", caps.version));
@@ -61,7 +61,7 @@ fn object(device: &Device) -> Value {
     object
 }
 
-fn tables(devices: &[Device]) -> String {
+fn tables(devices: &[SysfsDevice]) -> String {
     let rows = devices.iter().map(|device| {
         let caps = &device.capabilities;
         let claimed: u32 = device.config.wqs.iter().map(|wq| wq.size).sum();
@@ -88,7 +88,7 @@ fn tables(devices: &[Device]) -> String {
     text
 }
 
-fn queues(devices: &[Device]) -> String {
+fn queues(devices: &[SysfsDevice]) -> String {
     let mut rows = Vec::new();
     for device in devices {
         for (number, wq) in device.config.used_wqs() {
@@ -120,7 +120,7 @@ fn queues(devices: &[Device]) -> String {
     }
 }
 
-fn groups(devices: &[Device]) -> String {
+fn groups(devices: &[SysfsDevice]) -> String {
     let mut text = String::new();
     for device in devices {
         let config = &device.config;

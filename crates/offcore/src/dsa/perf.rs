@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use offcore_dsa::config::status;
-use offcore_dsa::config::sysfs::{self, Device};
+use offcore_dsa::config::sysfs::{self, SysfsDevice};
 use serde_json::{Value, json};
 
 use super::PerfArgs;
@@ -63,7 +63,7 @@ pub(super) fn run(args: &PerfArgs) -> Result<(), Failure> {
 }
 
 /// Describes whether perf can count events that sysfs does not show.
-fn events(root: &Path, devices: &[Device]) -> String {
+fn events(root: &Path, devices: &[SysfsDevice]) -> String {
     let lines = devices.iter().map(|device| {
         let name = &device.config.name;
         match root.join(name).is_dir() {
@@ -87,7 +87,7 @@ struct Watched {
 }
 
 impl Watched {
-    fn sample(&mut self, devices: &[Device]) {
+    fn sample(&mut self, devices: &[SysfsDevice]) {
         for device in devices {
             for (number, _) in device.config.used_wqs() {
                 let Some(occupancy) = device.wqs[number].occupancy else { continue };
@@ -112,11 +112,11 @@ impl Watched {
     }
 }
 
-fn rows(before: &[Device], after: &[Device], watched: &Watched) -> Vec<Value> {
+fn rows(before: &[SysfsDevice], after: &[SysfsDevice], watched: &Watched) -> Vec<Value> {
     let mut rows = Vec::new();
     for device in after {
         let earlier = before.iter().find(|earlier| earlier.config.name == device.config.name);
-        let error = |device: &Device| device.errors.clone().unwrap_or_default();
+        let error = |device: &SysfsDevice| device.errors.clone().unwrap_or_default();
         for (number, wq) in device.config.used_wqs() {
             let name = device.config.wq_name(number);
             let state = &device.wqs[number];

@@ -18,19 +18,19 @@ const REMOTE: Times = Times { plain: 44.0, ahead: 28.0, non_temporal: 11.0, dire
 const NEAR: Times = Times { plain: 12.0, ahead: 8.5, non_temporal: 5.9, direct: 5.5 };
 
 impl Times {
-    fn of(self, kind: Kind) -> f64 {
+    fn of(self, kind: RoutineKind) -> f64 {
         match kind {
-            Kind::Plain => self.plain,
-            Kind::Ahead => self.ahead,
-            Kind::NonTemporal => self.non_temporal,
-            Kind::Direct => self.direct,
+            RoutineKind::Plain => self.plain,
+            RoutineKind::Ahead => self.ahead,
+            RoutineKind::NonTemporal => self.non_temporal,
+            RoutineKind::Direct => self.direct,
         }
     }
 }
 
 /// A queue with scripted times of its bursts. It counts the bursts that each routine copied.
 struct Queue {
-    choice: Choice,
+    choice: RoutineChoice,
     until_timed: u32,
     copied: [u32; 4],
 }
@@ -42,24 +42,24 @@ impl Queue {
     }
 
     fn past(size: Size, past: Past) -> Self {
-        Self { choice: Choice::new(size, past), until_timed: 1, copied: [0; 4] }
+        Self { choice: RoutineChoice::new(size, past), until_timed: 1, copied: [0; 4] }
     }
 
     /// Copies bursts; `noise` returns a factor for each.
-    fn bursts_with(&mut self, n: u32, times: Times, mut noise: impl FnMut(u32) -> f64) -> Kind {
+    fn bursts_with(&mut self, n: u32, times: Times, mut noise: impl FnMut(u32) -> f64) -> RoutineKind {
         for i in 0..n {
             self.until_timed -= 1;
             let kind = if self.until_timed == 0 { self.choice.timed() } else { self.choice.present() };
             self.copied[kind as usize] += 1;
             if self.until_timed == 0 {
                 self.until_timed = self.choice.record(times.of(kind) * noise(i));
-                assert!((1..=Choice::TIMED).contains(&self.until_timed));
+                assert!((1..=RoutineChoice::TIMED).contains(&self.until_timed));
             }
         }
         self.choice.present()
     }
 
-    fn bursts(&mut self, n: u32, times: Times) -> Kind {
+    fn bursts(&mut self, n: u32, times: Times) -> RoutineKind {
         self.bursts_with(n, times, |_| 1.0)
     }
 }
@@ -76,12 +76,12 @@ fn noise() -> impl FnMut(u32) -> f64 {
 #[test]
 fn routine_choice_settles_per_temperature() {
     for (size, has_direct, times, expected) in [
-        (Size::Large, false, HOT, Kind::Plain),
-        (Size::Small, true, HOT, Kind::Plain),
-        (Size::Large, false, REMOTE, Kind::NonTemporal),
-        (Size::Small, true, REMOTE, Kind::Ahead),
-        (Size::Large, true, NEAR, Kind::Ahead),
-        (Size::Small, false, NEAR, Kind::Ahead),
+        (Size::Large, false, HOT, RoutineKind::Plain),
+        (Size::Small, true, HOT, RoutineKind::Plain),
+        (Size::Large, false, REMOTE, RoutineKind::NonTemporal),
+        (Size::Small, true, REMOTE, RoutineKind::Ahead),
+        (Size::Large, true, NEAR, RoutineKind::Ahead),
+        (Size::Small, false, NEAR, RoutineKind::Ahead),
     ] {
         let mut queue = Queue::new(size, has_direct);
         assert_eq!(queue.bursts(64, times), expected, "{size:?} {expected:?}");
@@ -95,9 +95,9 @@ fn routine_choice_settles_per_temperature() {
 fn first_of_equals_is_kept() {
     // Direct stores are 1 % faster here, which is not worth a change.
     let mut queue = Queue::new(Size::Large, true);
-    assert_eq!(queue.bursts(10_000, REMOTE), Kind::NonTemporal);
+    assert_eq!(queue.bursts(10_000, REMOTE), RoutineKind::NonTemporal);
     let faster = Times { direct: 0.7 * REMOTE.direct, ..REMOTE };
-    assert_eq!(queue.bursts(10_000, faster), Kind::Direct);
+    assert_eq!(queue.bursts(10_000, faster), RoutineKind::Direct);
 }
 
 #[test]
@@ -105,18 +105,23 @@ fn missing_instruction_is_not_chosen() {
     let times = Times { direct: 0.1, ..REMOTE };
     let mut queue = Queue::new(Size::Large, false);
     queue.bursts(10_000, times);
-    assert_eq!(queue.copied[Kind::Direct as usize], 0);
+    assert_eq!(queue.copied[RoutineKind::Direct as usize], 0);
     let mut queue = Queue::new(Size::Large, true);
-    assert_eq!(queue.bursts(10_000, times), Kind::Direct);
+    assert_eq!(queue.bursts(10_000, times), RoutineKind::Direct);
 }
 
 #[test]
 fn cached_queue_uses_no_streaming_stores() {
     let mut queue = Queue::past(Size::Large, Past::None);
-    for (times, expected) in [(REMOTE, Kind::Ahead), (HOT, Kind::Plain), (REMOTE, Kind::Ahead)] {
+    for (times, expected) in
+        [(REMOTE, RoutineKind::Ahead), (HOT, RoutineKind::Plain), (REMOTE, RoutineKind::Ahead)]
+    {
         assert_eq!(queue.bursts(10_000, times), expected);
     }
-    assert_eq!((queue.copied[Kind::NonTemporal as usize], queue.copied[Kind::Direct as usize]), (0, 0));
+    assert_eq!(
+        (queue.copied[RoutineKind::NonTemporal as usize], queue.copied[RoutineKind::Direct as usize]),
+        (0, 0)
+    );
 }
 
 #[test]
@@ -125,7 +130,7 @@ fn hot_data_is_never_stored_past_the_caches() {
     queue.bursts(64, HOT);
     queue.copied = [0; 4];
     queue.bursts_with(100_000, HOT, noise());
-    let past = queue.copied[Kind::NonTemporal as usize] + queue.copied[Kind::Direct as usize];
+    let past = queue.copied[RoutineKind::NonTemporal as usize] + queue.copied[RoutineKind::Direct as usize];
     assert!(past < 100, "{past} of 100,000 bursts were stored past the caches");
 }
 
@@ -146,9 +151,12 @@ fn temperature_change_is_followed() {
     const WITHIN: u32 = 10_000 / 32;
     let mut queue = Queue::new(Size::Large, false);
     for _ in 0..20 {
-        for (times, expected) in
-            [(HOT, Kind::Plain), (REMOTE, Kind::NonTemporal), (HOT, Kind::Plain), (NEAR, Kind::Ahead)]
-        {
+        for (times, expected) in [
+            (HOT, RoutineKind::Plain),
+            (REMOTE, RoutineKind::NonTemporal),
+            (HOT, RoutineKind::Plain),
+            (NEAR, RoutineKind::Ahead),
+        ] {
             assert_eq!(queue.bursts(WITHIN, times), expected);
             // Continue into the pause between two trials.
             queue.bursts(777, times);
@@ -170,11 +178,11 @@ fn outliers_do_not_change_the_choice() {
 
 #[test]
 fn abandoned_trial_is_repeated() {
-    let mut choice = Choice::new(Size::Large, Past::NonTemporal);
+    let mut choice = RoutineChoice::new(Size::Large, Past::NonTemporal);
     assert_eq!(choice.record(28.0), 1);
-    assert_eq!(choice.timed(), Kind::Plain);
+    assert_eq!(choice.timed(), RoutineKind::Plain);
     choice.abandon();
-    assert_eq!(choice.timed(), Kind::Ahead);
+    assert_eq!(choice.timed(), RoutineKind::Ahead);
     assert_eq!(choice.record(28.0), 1);
-    assert_eq!(choice.timed(), Kind::Plain);
+    assert_eq!(choice.timed(), RoutineKind::Plain);
 }

@@ -1,6 +1,6 @@
 //! Tests of the policy in simulated worlds with defined costs.
 
-use super::super::choice::{self, ALL, Choice, NONE, class};
+use super::super::choice::{self, ALL, NONE, QueueChoice, class};
 use super::*;
 
 /// The costs in a world, in ticks.
@@ -53,7 +53,7 @@ impl Dice {
 /// A worker whose rounds have the costs of a world.
 struct Story {
     policy: Policy,
-    queues: Vec<Choice>,
+    queues: Vec<QueueChoice>,
     dice: Dice,
     lease: u32,
     since: u64,
@@ -74,7 +74,7 @@ impl Story {
     fn new(seed: u64) -> Self {
         Self {
             policy: Policy::new(),
-            queues: vec![Choice { busy: true, ..Choice::new() }; 2],
+            queues: vec![QueueChoice { busy: true, ..QueueChoice::new() }; 2],
             dice: Dice(seed | 1),
             lease: 0,
             since: 0,
@@ -125,7 +125,7 @@ impl Story {
             self.lease = self.lease.saturating_sub(2);
             return;
         }
-        let mut choices: Vec<&mut Choice> = self.queues.iter_mut().collect();
+        let mut choices: Vec<&mut QueueChoice> = self.queues.iter_mut().collect();
         let since = if self.policy.samples() { std::mem::take(&mut self.since) } else { 0 };
         let engine = choices.iter().any(|choice| choice.from != NONE);
         let moves = choice::moves(&choices);

@@ -335,11 +335,12 @@ impl Units {
         let wanted = ring.waiting().min(free);
         let (from, to) = (ring.submitted, ring.submitted + wanted);
         let run = ring.run(from, to);
-        // SAFETY: the descriptors are in the ring and refer to records of the channel. The caller guarantees that their
-        // buffers stay valid.
+        // SAFETY: the descriptors are in the ring and refer to records of the channel. The caller keeps their buffers
+        // valid until the copies are completed.
         let mut taken = unsafe { portal.submit_burst(run) };
         if taken == run.len() && taken < wanted {
-            // SAFETY: as for the first part of the run.
+            // SAFETY: the rest of the descriptors is in the ring and refers to records of the channel. The caller keeps
+            // their buffers valid until the copies are completed.
             taken += unsafe { portal.submit_burst(ring.run(from + taken, to)) };
         }
         ring.submitted += taken;
@@ -373,8 +374,8 @@ impl Units {
             let alone = ring.descriptor(first);
             Descriptor { completion, ..alone.with_flags(alone.flags() | Flags::RCR) }
         };
-        // SAFETY: as in `submit_direct`. The batch list is in the ring, and its descriptors stay there until the batch
-        // is completed.
+        // SAFETY: the caller keeps the buffers of the descriptors valid until the copies are completed. The batch list
+        // is in the ring, and its descriptors stay there until the batch is completed.
         if unsafe { portal.submit(&descriptor) } == Submitted::Retry {
             return false;
         }

@@ -129,7 +129,7 @@ impl Side {
     pub(super) unsafe fn submit(&mut self, portal: &mut Portal, entries: &mut Entries, format: Format) {
         for piece in self.pieces.iter_mut().filter(|piece| !piece.in_flight) {
             let descriptor = format.describe(&piece.rest, &self.records[piece.record]);
-            // SAFETY: a piece is a part of a copy, whose buffers are valid as the caller guarantees.
+            // SAFETY: a piece is a part of a copy, whose buffers the caller keeps valid until it is completed.
             if entries.is_full() || unsafe { portal.submit(&descriptor) } == Submitted::Retry {
                 break;
             }

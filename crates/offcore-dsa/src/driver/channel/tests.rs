@@ -390,7 +390,7 @@ fn zero_length_copy_skips_device() {
 fn long_copy_in_parts_is_reported_once() {
     let mut rig = batches();
     let op = rig.op(0, 40_000, 9);
-    // SAFETY: as in `submit`.
+    // SAFETY: the rig's buffers live as long as its channel, and the test acts as its device.
     assert_eq!(unsafe { rig.channel.copy(&[op]) }, 1);
     rig.channel.submit();
     let parts = rig.device.submitted();
@@ -421,7 +421,7 @@ fn unsupported_options_are_disabled() {
     let mut channel = DsaDevice::open(&tree.roots(), "wq0.0", options).unwrap().open_dsa_channel(8).unwrap();
     device.submitted();
     let op = CopyOp { src: rig.source.as_ptr(), dst: rig.target.as_mut_ptr(), len: 1, token: 0 };
-    // SAFETY: as in `submit`.
+    // SAFETY: the rig's buffers live longer than the channel, and no device executes the copy.
     unsafe { channel.copy(&[op]) };
     channel.submit();
     assert_eq!(device.submitted()[0].flags(), Flags::CRAV | Flags::RCR | Flags::BLOCK_ON_FAULT);

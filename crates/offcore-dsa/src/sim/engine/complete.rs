@@ -124,7 +124,8 @@ impl SimEngine {
         let written = unsafe { memory::write_record(place, record) };
         if written.is_ok() && late_store {
             self.count(|counters| &counters.injected_overwritten, 1);
-            // SAFETY: as for the record. A fault would already have occurred.
+            // SAFETY: the client gave the record to the device until the operation is completed. A fault would already
+            // have occurred.
             let _ = unsafe { memory::write(place, &[0]) };
         }
     }

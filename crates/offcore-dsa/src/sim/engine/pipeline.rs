@@ -6,7 +6,7 @@ use super::batch::Batch;
 use super::{SimEngine, traffic};
 use crate::config;
 use crate::sim::Timing;
-use crate::sim::shared::Layout;
+use crate::sim::shared::DeviceLayout;
 
 /// Size of a read buffer in bytes. It is not published. With this value, the default of all buffers never limits a
 /// group, and the allowed minimum of 4 buffers per DSA engine gives 4 GB/s.
@@ -44,7 +44,7 @@ pub(super) struct DsaEngine {
 }
 
 impl DsaEngine {
-    pub(super) fn new(group: &config::Group, group_size: usize, layout: &Layout) -> Self {
+    pub(super) fn new(group: &config::Group, group_size: usize, layout: &DeviceLayout) -> Self {
         let total = layout.capabilities.read_buffers;
         let mut buffers = group.read_buffers_allowed.unwrap_or(total);
         if group.use_read_buffer_limit && layout.read_buffer_limit > 0 {

@@ -1,6 +1,6 @@
 //! The operations on bytes: move, fill, compare, CRC.
 
-use super::{CHUNK, Operand, Operation, Stop};
+use super::{CHUNK, Operand, RunningOperation, Stop};
 use crate::completion::Status;
 use crate::compute;
 use crate::descriptor::Flags;
@@ -21,7 +21,7 @@ fn chunks(bytes: u64, most: usize) -> impl Iterator<Item = (u64, usize)> {
     (0..bytes).step_by(most).map(move |start| (start, (bytes - start).min(most as u64) as usize))
 }
 
-impl Operation<'_> {
+impl RunningOperation<'_> {
     /// # Safety
     /// As [`super::execute`]. The same holds for all functions of this module.
     pub(super) unsafe fn memory_move(&mut self, backwards: bool, write: bool) -> Result<(), Stop> {

@@ -4,9 +4,9 @@ use offcore_stats::finding::Report;
 
 use super::bytes;
 use crate::doctor::Facts;
-use crate::doctor::facts::Gpu;
+use crate::doctor::facts::GpuFacts;
 
-pub(super) fn driver(facts: &Facts, gpu: &Gpu, report: &mut Report) {
+pub(super) fn driver(facts: &Facts, gpu: &GpuFacts, report: &mut Report) {
     let address = &gpu.function.address;
     let rule = report
         .check("driver-binding", address)
@@ -39,7 +39,7 @@ pub(super) fn driver(facts: &Facts, gpu: &Gpu, report: &mut Report) {
 }
 
 /// Checks CUDA's view of it, if CUDA was queried.
-pub(super) fn cuda(facts: &Facts, gpu: &Gpu, report: &mut Report) {
+pub(super) fn cuda(facts: &Facts, gpu: &GpuFacts, report: &mut Report) {
     let Some(cuda) = &facts.cuda else { return };
     let rule = report.check("cuda-device", &gpu.function.address).wants(
         "a CUDA device",
@@ -59,7 +59,7 @@ pub(super) fn cuda(facts: &Facts, gpu: &Gpu, report: &mut Report) {
 }
 
 /// Checks that it can run the kernels' PTX, if both are known.
-pub(super) fn target(facts: &Facts, gpu: &Gpu, report: &mut Report) {
+pub(super) fn target(facts: &Facts, gpu: &GpuFacts, report: &mut Report) {
     let device = facts.cuda.as_ref().and_then(|cuda| cuda.device(&gpu.function.address));
     let Some((ptx, device)) = facts.ptx.zip(device) else { return };
     let (major, minor) = ptx.target;
@@ -78,7 +78,7 @@ pub(super) fn target(facts: &Facts, gpu: &Gpu, report: &mut Report) {
 }
 
 /// Checks that kernels have no time limit, if CUDA was queried.
-pub(super) fn display(facts: &Facts, gpu: &Gpu, report: &mut Report) {
+pub(super) fn display(facts: &Facts, gpu: &GpuFacts, report: &mut Report) {
     let device = facts.cuda.as_ref().and_then(|cuda| cuda.device(&gpu.function.address));
     let Some(device) = device else { return };
     let rule = report.check("kernel-time", &gpu.function.address).wants(
@@ -99,7 +99,7 @@ pub(super) fn display(facts: &Facts, gpu: &Gpu, report: &mut Report) {
 /// The default BAR size; a larger one needs resizable BAR.
 const LEAST_WINDOW: u64 = 256 << 20;
 
-pub(super) fn window(facts: &Facts, gpu: &Gpu, report: &mut Report) {
+pub(super) fn window(facts: &Facts, gpu: &GpuFacts, report: &mut Report) {
     let address = &gpu.function.address;
     let rule = report.check("memory-window", address).wants(
         "a BAR as large as the GPU's memory",
@@ -124,7 +124,7 @@ pub(super) fn window(facts: &Facts, gpu: &Gpu, report: &mut Report) {
     )
 }
 
-pub(super) fn iommu(facts: &Facts, gpu: &Gpu, report: &mut Report) {
+pub(super) fn iommu(facts: &Facts, gpu: &GpuFacts, report: &mut Report) {
     let rule = report.check("iommu", &gpu.function.address).wants(
         "no IOMMU, or one in passthrough mode",
         "with translation, traffic between a network card and a GPU goes through the processor",

@@ -4,7 +4,7 @@ use offcore_stats::finding::Report;
 
 use super::{SYSTEM, bytes};
 use crate::doctor::cuda::words;
-use crate::doctor::facts::{Gpu, LockedMemory};
+use crate::doctor::facts::{GpuFacts, LockedMemory};
 use crate::doctor::{Facts, Given};
 
 pub(super) fn gpu(facts: &Facts, given: &Given, report: &mut Report) {
@@ -12,7 +12,7 @@ pub(super) fn gpu(facts: &Facts, given: &Given, report: &mut Report) {
         "an NVIDIA GPU on the PCI bus",
         "kernels are for CUDA; everything else goes to the stand-in on the processor's cores",
     );
-    let name = |gpu: &Gpu| {
+    let name = |gpu: &GpuFacts| {
         let model = gpu.model.clone().unwrap_or_else(|| format!("device {:#06x}", gpu.function.device));
         format!("{} ({model})", gpu.function.address)
     };

@@ -3,13 +3,13 @@
 use offcore_stats::finding::Report;
 
 use crate::doctor::Facts;
-use crate::doctor::facts::{Gpu, Meeting, Pair};
+use crate::doctor::facts::{GpuFacts, Meeting, PciPair};
 
-fn pairs<'a>(facts: &'a Facts, gpu: &'a Gpu) -> impl Iterator<Item = &'a Pair> {
+fn pairs<'a>(facts: &'a Facts, gpu: &'a GpuFacts) -> impl Iterator<Item = &'a PciPair> {
     facts.pairs.iter().filter(|pair| pair.gpu == gpu.function.address)
 }
 
-pub(super) fn numa_node(facts: &Facts, gpu: &Gpu, report: &mut Report) {
+pub(super) fn numa_node(facts: &Facts, gpu: &GpuFacts, report: &mut Report) {
     let rule = report.check("numa-node", &gpu.function.address).wants(
         "a network card on the GPU's NUMA node",
         "from another node each packet and each word of the handshake crosses the link between sockets",
@@ -49,7 +49,7 @@ pub(super) fn numa_node(facts: &Facts, gpu: &Gpu, report: &mut Report) {
     }
 }
 
-pub(super) fn common_bridge(facts: &Facts, gpu: &Gpu, report: &mut Report) {
+pub(super) fn common_bridge(facts: &Facts, gpu: &GpuFacts, report: &mut Report) {
     let rule = report.check("common-bridge", &gpu.function.address).wants(
         "a network card below the same PCIe switch",
         "what one sends the other then does not pass the processor, which carries it slower or not at all",

@@ -34,7 +34,8 @@ fn setup<'a, 'd>(
     device: &'d mut dyn Device,
     launch: Launch,
     pool: &'static Pool,
-    (kind, patterns): (Kind, &'a Patterns),
+    kind: Kind,
+    patterns: &'a Patterns,
     burst: usize,
 ) -> Setup<'a, 'd> {
     let worker = Worker::Device { device, launch, blocks: 2, threads: 64, memory: Memory::Direct };
@@ -47,7 +48,7 @@ fn through(device: &mut HostDevice, launch: Launch, kind: Kind, burst: usize, bu
     let memory = device.pool(pool.chunks() * pool.chunk_size()).unwrap();
     let mut cache = pool.cache();
     let patterns = Patterns::from_list([PATTERN]).unwrap();
-    let mut setup = setup(device, launch, pool, (kind, &patterns), burst);
+    let mut setup = setup(device, launch, pool, kind, &patterns, burst);
     if bursts * burst < 1000 {
         setup.timeout = LONG_TIMEOUT;
     }
@@ -116,7 +117,7 @@ fn packets_of_several_buffers_pass() {
     let mut device = HostDevice::new().unwrap();
     let memory = device.pool(pool.chunks() * pool.chunk_size()).unwrap();
     let (mut cache, patterns) = (pool.cache(), Patterns::from_list([PATTERN]).unwrap());
-    let setup = setup(&mut device, Launch::Persistent, pool, (Kind::Crc32c, &patterns), 2);
+    let setup = setup(&mut device, Launch::Persistent, pool, Kind::Crc32c, &patterns, 2);
     let (mut front, mut back) = pipeline(setup).unwrap();
     let jumbo = cache.take_chain(HEADROOM, 5000).unwrap();
     let mut packets = vec![jumbo, received(&memory, pool, &mut cache, 1)];
@@ -133,7 +134,7 @@ fn hung_device_buffers_are_held_back() {
     let (mut cache, patterns) = (pool.cache(), Patterns::from_list([PATTERN]).unwrap());
     let mut device = HungDevice::default();
     let hung = Arc::clone(&device.hung);
-    let setup = setup(&mut device, Launch::Kernel, pool, (Kind::Crc32c, &patterns), 2);
+    let setup = setup(&mut device, Launch::Kernel, pool, Kind::Crc32c, &patterns, 2);
     let (mut front, mut back) = pipeline(setup).unwrap();
     let mut lost = |front: &mut Front, back: &mut Back, submit: usize| {
         for _ in 0..submit {
@@ -160,7 +161,7 @@ fn invalid_direct_setup_is_refused() {
     let patterns = Patterns::from_list([PATTERN]).unwrap();
     let mut device = HostDevice::new().unwrap();
     let refused = |device: &mut HostDevice, split_at| {
-        let mut setup = setup(device, Launch::Kernel, pool, (Kind::Crc32c, &patterns), 2);
+        let mut setup = setup(device, Launch::Kernel, pool, Kind::Crc32c, &patterns, 2);
         setup.work.split_at = split_at;
         pipeline(setup).unwrap_err().to_string()
     };

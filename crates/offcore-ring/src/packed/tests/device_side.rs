@@ -128,7 +128,7 @@ fn looked_at_descriptors_are_not_reread() {
 
 #[test]
 fn invalid_chains_are_reported() {
-    let case = |descs: &[(u64, Descriptor)]| {
+    let case = |descs: &[(u64, PackedDescriptor)]| {
         let guest = guest(4);
         for &(address, desc) in descs {
             guest.write(address, desc);
@@ -177,7 +177,7 @@ fn invalid_chains_are_reported() {
 fn indirect_needs_the_feature() {
     let guest = guest(4);
     guest.put(0, desc(TABLE, 16, 0, available(true) | VIRTQ_DESC_F_INDIRECT));
-    let mut queue = device::Queue::new(guest.layout.clone(), FRESH_BASE, false, false).unwrap();
+    let mut queue = device::PackedDevice::new(guest.layout.clone(), FRESH_BASE, false, false).unwrap();
     assert_eq!(
         guest.walk(&mut queue, 0, Direction::Readable),
         Err(RingError::IndirectNotAllowed { head: 0 })
@@ -232,7 +232,7 @@ fn chains_may_exceed_the_window() {
 fn queue_resumes_at_base() {
     for base in [0, 5, 4 | WRAP | 1, 0x7fff] {
         let guest = guest(5);
-        let queue = device::Queue::new(guest.layout.clone(), u32::from(base), false, false);
+        let queue = device::PackedDevice::new(guest.layout.clone(), u32::from(base), false, false);
         let wrong = RingError::Base { found: base, size: 5 };
         assert_eq!(queue.err(), (base != 0).then_some(wrong), "{base:#x}");
     }
@@ -240,7 +240,7 @@ fn queue_resumes_at_base() {
     let mut base = FRESH_BASE;
     for round in 0..30u16 {
         // The upper half is ignored.
-        let mut queue = device::Queue::new(guest.layout.clone(), base & 0xffff, false, false).unwrap();
+        let mut queue = device::PackedDevice::new(guest.layout.clone(), base & 0xffff, false, false).unwrap();
         assert_eq!(queue.base(), base);
         let (index, wrap) = (round % 5, round / 5 % 2 == 0);
         assert_eq!(base as u16, index | u16::from(wrap) << 15);

@@ -113,7 +113,7 @@ fn new_queue_zeroes_the_ring() {
     guest.driver_event(1, 1);
     guest.device_event(1, 1);
     queue(&guest);
-    assert_eq!([0, 1, 2].map(|index| guest.read(index)), [Descriptor::default(); 3]);
+    assert_eq!([0, 1, 2].map(|index| guest.read(index)), [PackedDescriptor::default(); 3]);
     assert_eq!(guest.layout.driver_event().load(Ordering::Relaxed), 0);
     assert_eq!(guest.layout.device_event().load(Ordering::Relaxed), 0);
 }

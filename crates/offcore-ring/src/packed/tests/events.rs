@@ -31,7 +31,7 @@ fn event_respects_wrap_counter() {
 }
 
 /// Takes and returns `n` chains of one descriptor each, and acts as the driver that makes them available.
-fn serve(guest: &Guest, queue: &mut device::Queue, n: u16) {
+fn serve(guest: &Guest, queue: &mut device::PackedDevice, n: u16) {
     for _ in 0..n {
         let base = queue.base() as u16;
         guest.put(base & !WRAP, desc(0x8000, 64, 0, available(base & WRAP != 0)));

@@ -29,7 +29,7 @@ fn positions_map_to_distinct_entries() {
         let memory = guest_memory(parts.iter().map(|len| len.next_multiple_of(4096)).sum());
         let avail = parts[0].next_multiple_of(4096) as u64;
         let used = avail + parts[1].next_multiple_of(4096) as u64;
-        let layout = Layout::in_memory(&memory, (0, avail, used), size.into()).unwrap();
+        let layout = SplitLayout::in_memory(&memory, (0, avail, used), size.into()).unwrap();
         let offset = |address: usize, part: NonNull<u8>| address - part.as_ptr() as usize;
         for position in 0..=u16::MAX {
             let index = usize::from(position % size);
@@ -53,7 +53,7 @@ fn available_index_is_bounds_checked() {
         for known in [0, 1, size] {
             for found in 0..=u16::MAX {
                 guest.write(AVAIL + 2, base.wrapping_add(known));
-                let mut queue = device::Queue::new(guest.layout.clone(), base, false, false);
+                let mut queue = device::SplitDevice::new(guest.layout.clone(), base, false, false);
                 assert_eq!(queue.available(1), Ok(known));
                 guest.write(AVAIL + 2, found);
                 let claimed = found.wrapping_sub(base);

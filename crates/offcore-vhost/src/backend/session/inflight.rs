@@ -10,12 +10,12 @@ use offcore_ring::Inflight;
 use offcore_ring::split::MAX_SIZE;
 
 use super::super::{ControlError, REGIONS, memory};
-use super::Session;
+use super::FrontEndSession;
 use crate::features::VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD;
 use crate::message::{Code, InflightArea, Reply};
 use crate::passed::PassedFd;
 
-impl Session {
+impl FrontEndSession {
     /// Creates a region, which the front end receives and then passes back. The memory belongs to this process, so the
     /// memory of the previous region is freed: a front end that requests a new region no longer needs the old one.
     pub(super) fn get_inflight_fd(&mut self, found: InflightArea) -> Result<Reply<OwnedFd>, ControlError> {
@@ -49,7 +49,7 @@ impl Session {
             return Err(ControlError::InflightArea { size, offset, expected: len });
         }
         self.inflight.clear();
-        let (mapping, offset) = memory::beside(code, (area.size, area.offset), fd, self.non_guest_mapped())?;
+        let (mapping, offset) = memory::beside(code, area.size, area.offset, fd, self.non_guest_mapped())?;
         let mapping = Arc::new(Guarded::new(mapping));
         let part = |queue| {
             let offset = offset + usize::from(queue) * Inflight::len(area.queue_size);

@@ -8,19 +8,19 @@ use std::sync::Arc;
 use offcore_mem::GuestMemory;
 
 use super::super::{ControlError, memory};
-use super::Session;
+use super::FrontEndSession;
 use crate::dirty::DirtyLog;
 use crate::features::{VHOST_F_LOG_ALL, VHOST_USER_PROTOCOL_F_LOG_SHMFD};
 use crate::message::{Code, LogArea};
 use crate::passed::PassedFd;
 
-impl Session {
+impl FrontEndSession {
     /// Replaces the current log. A front end sends a longer log before it adds memory.
     pub(super) fn set_log_base(&mut self, area: LogArea, fd: &PassedFd) -> Result<(), ControlError> {
         let code = Code::SET_LOG_BASE;
         self.needs(code, VHOST_USER_PROTOCOL_F_LOG_SHMFD, "LOG_SHMFD")?;
         // The current log stays mapped until the workers use the new one.
-        let (mapping, offset) = memory::beside(code, (area.size, area.offset), fd, self.non_guest_mapped())?;
+        let (mapping, offset) = memory::beside(code, area.size, area.offset, fd, self.non_guest_mapped())?;
         let log = DirtyLog::new(mapping, offset, usize::try_from(area.size).unwrap_or(usize::MAX));
         self.check_log(code, self.features.unwrap_or(0), Some(&log), self.memory.as_ref())?;
         if let Some(before) = self.log.replace(Arc::new(log)) {

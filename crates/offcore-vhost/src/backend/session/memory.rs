@@ -10,12 +10,12 @@ use offcore_ring::Inflight;
 
 use super::super::ring::Ring;
 use super::super::{ControlError, MAX_SLOTS, memory};
-use super::Session;
+use super::FrontEndSession;
 use crate::features::VHOST_USER_PROTOCOL_F_CONFIGURE_MEM_SLOTS;
 use crate::message::{Code, MemoryRegion};
 use crate::passed::PassedFd;
 
-impl Session {
+impl FrontEndSession {
     /// Replaces the whole table. An unchanged table is ignored, because front ends repeat it under traffic. A table
     /// that does not contain a running virtqueue is refused.
     pub(super) fn set_mem_table(

@@ -8,12 +8,12 @@ use offcore_ring::split::MAX_SIZE;
 
 use super::super::ControlError;
 use super::super::ring::{Addresses, Ring, eventfd};
-use super::Session;
+use super::FrontEndSession;
 use crate::features::is_packed;
 use crate::message::{Code, Reply, VHOST_VRING_F_LOG, VringAddr, VringFd, VringState};
 use crate::passed::PassedFd;
 
-impl Session {
+impl FrontEndSession {
     pub(super) fn set_vring_num(&mut self, state: VringState) -> Result<(), ControlError> {
         let code = Code::SET_VRING_NUM;
         let features = self.features;
