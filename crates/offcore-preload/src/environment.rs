@@ -284,8 +284,8 @@ unsafe fn has_our_variables(given: *const *const c_char) -> bool {
 /// Writes an environment to `to`: the variables of `given` without ours, then ours. Writes `LD_PRELOAD` to `preload`.
 ///
 /// # Safety
-/// `given` is valid as for [`with_our_variables`]. `to` has space for all variables and a null, and is filled with nulls.
-/// `preload` has space for the libraries.
+/// `given` is valid as for [`with_our_variables`]. `to` has space for all variables and a null, and is filled with
+/// nulls. `preload` has space for the libraries.
 unsafe fn write(given: *const *const c_char, to: *mut *mut c_char, preload: *mut u8) {
     // SAFETY: the caller guarantees that `given` is null or a list of strings that ends with a null.
     let theirs = unsafe { preload_of(given) };

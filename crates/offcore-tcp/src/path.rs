@@ -35,7 +35,8 @@ use crate::proto::{
     Event, HEAD, Out, Owner, Place, Placed, Plan, RxChecksum, RxSeg, Sealed, Stack, Verdict, sum_end,
 };
 
-/// Packets of one direction may hold one pool buffer in this many. A stalled engine thus leaves buffers for other users.
+/// Packets of one direction may hold one pool buffer in this many. A stalled engine thus leaves buffers for other
+/// users.
 const SHARE: usize = 4;
 /// One turn plans to send at most one pool buffer in this many.
 const AT_ONCE_SHARE: usize = 8;

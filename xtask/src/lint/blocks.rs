@@ -23,7 +23,7 @@ const KNOWN: [(&str, &str, usize); 9] = [
     ("crates/offcore-tcp", "Net", 8),
     ("crates/offcore-tcp", "Recovery", 4),
     ("crates/offcore-tcp", "Stack", 25),
-    ("crates/offcore-vhost", "Session", 5),
+    ("crates/offcore-vhost", "FrontEndSession", 5),
 ];
 
 /// The types of one crate.

@@ -77,8 +77,8 @@ impl Past {
 struct Rival(RoutineKind, f64);
 
 /// Returns the rivals of a routine. Bypassing the caches is only tried if `plain` has lost, because data in the core's
-/// own caches shall stay there. These rivals are at the end of a list, with [`RoutineKind::Direct`] last: the list is cut
-/// before the routines that are not candidates.
+/// own caches shall stay there. These rivals are at the end of a list, with [`RoutineKind::Direct`] last: the list is
+/// cut before the routines that are not candidates.
 const fn rivals(present: RoutineKind, size: Size) -> &'static [Rival] {
     match (present, size) {
         (RoutineKind::Plain, _) => &[Rival(RoutineKind::Ahead, 0.95)],

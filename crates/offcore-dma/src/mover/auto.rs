@@ -65,7 +65,8 @@ impl MoverQueue {
 }
 
 impl Mover {
-    /// Checks for packets that exceed the latency limit, or that were published without a call of [`MoverQueue::reaped`].
+    /// Checks for packets that exceed the latency limit, or that were published without a call of
+    /// [`MoverQueue::reaped`].
     #[inline]
     pub(super) fn check_late_packets(&mut self) {
         let most = self.channels.max_latency.unwrap_or(u64::MAX);

@@ -1,8 +1,8 @@
 //! The launch thread, one per GPU, for services with a kernel per burst or with graphs.
 //!
 //! The launch path of a CUDA context is serialised: lcores that launch concurrently wait for each other, for
-//! microseconds per launch. Therefore an lcore pushes its submissions to a [`BurstQueue`], and one thread launches for all
-//! lcores. It visits the queues in turn, and launches the bursts that have arrived in a queue together, up to
+//! microseconds per launch. Therefore an lcore pushes its submissions to a [`BurstQueue`], and one thread launches for
+//! all lcores. It visits the queues in turn, and launches the bursts that have arrived in a queue together, up to
 //! [`MAX_BATCH`] bursts. Graphs have been launched ahead of their bursts. With a kernel per burst, a single burst is
 //! launched immediately while fewer than [`AHEAD`] launches of its queue are unfinished. Otherwise it would only wait
 //! in the stream, so it waits here for other bursts that can share its launch.

@@ -1,7 +1,7 @@
 //! The device side of a split virtqueue: takes available chains and returns used ones.
 //!
-//! Bursts use the functions of [`DeviceQueue`]. The lower-level function [`SplitDevice::available`] reads the driver's index,
-//! and [`SplitDevice::head`] reads an entry of the available ring.
+//! Bursts use the functions of [`DeviceQueue`]. The lower-level function [`SplitDevice::available`] reads the driver's
+//! index, and [`SplitDevice::head`] reads an entry of the available ring.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;

@@ -316,8 +316,8 @@ impl Input<'_> {
         let next = tcb.receiver.next();
         let text = tcb.receiver.text(self.now, all, fin, |range| {
             let (start, len) = (range.start, (range.end - range.start) as usize);
-            // Data that the application can read next is accepted while a block is free, because reading it frees memory.
-            // Data behind holes may occupy a block per byte. Unless it was promised, it needs plentiful memory.
+            // Data that the application can read next is accepted while a block is free, because reading it frees
+            // memory. Data behind holes may occupy a block per byte. Unless it was promised, it needs plentiful memory.
             let takes =
                 start == next || fifo.lacks(range.end) <= promised || memory::allows_speculative_use(arena);
             takes && fifo.cover_reserved(arena, start, len)

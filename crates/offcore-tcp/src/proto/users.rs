@@ -10,8 +10,9 @@
 //! user has packets. Advertised windows never shrink.
 //!
 //! **Shares.** Users that need less than an equal share leave the rest to the others. A user is assumed to need a
-//! multiple of its present work ([`ASSUMED_GROWTH`]), because waiting for other users may have reduced that work. A limited user
-//! keeps at least a quarter of the rate that it had without a limit, because the worker may be busy with other work.
+//! multiple of its present work ([`ASSUMED_GROWTH`]), because waiting for other users may have reduced that work. A
+//! limited user keeps at least a quarter of the rate that it had without a limit, because the worker may be busy with
+//! other work.
 //!
 //! Work is measured in bytes: the payload, plus a constant for each packet, segment and connection.
 
@@ -32,8 +33,8 @@ const TURN: u64 = 64 << 10;
 const PERIOD: u64 = 2_000;
 /// Periods of at least this length are not evaluated: the worker slept, or was not scheduled.
 const LONGEST_PERIOD: u64 = 8 * PERIOD;
-/// Packets keep a worker busy if it was idle for at most 1/`IDLE_PART` of a period, and spent at most 1/`CALLS_PART` of it on
-/// calls of applications, which have their own turns.
+/// Packets keep a worker busy if it was idle for at most 1/`IDLE_PART` of a period, and spent at most 1/`CALLS_PART` of
+/// it on calls of applications, which have their own turns.
 const IDLE_PART: u64 = 16;
 const CALLS_PART: u64 = 2;
 /// A user competes to send for this time after its last packet, in microseconds.
@@ -45,7 +46,8 @@ const RECENTLY_RECEIVING: u64 = 1_000_000;
 const SMALLEST_LIMIT: u64 = 128 << 10;
 /// A limit that grows to this value is removed.
 const LARGEST_LIMIT: u64 = 32 << 20;
-/// A user is assumed to need this multiple of its work in the last period, but at least 1/`ASSUMED_GROWTH` of an equal share.
+/// A user is assumed to need this multiple of its work in the last period, but at least 1/`ASSUMED_GROWTH` of an equal
+/// share.
 const ASSUMED_GROWTH: u64 = 4;
 /// Users may exceed their share by 1/`TOLERATED_PART`. Otherwise the limits of equal users would alternate.
 const TOLERATED_PART: u64 = 16;
@@ -221,7 +223,8 @@ impl Users {
     }
 
     /// Ends a user's turn to send, and charges the user for `work` minus `rest`. If the user has sent a packet, the
-    /// user after it sends first in the next turn, unless the turn was cut short because others had used up the packets.
+    /// user after it sends first in the next turn, unless the turn was cut short because others had used up the
+    /// packets.
     #[inline]
     pub(super) fn end_sending(
         &mut self,

@@ -98,8 +98,8 @@ impl Outbox {
         self.release(arena, buffer);
     }
 
-    /// Frees the blocks of an idle socket, except a small one to write to, up to `buffer` bytes. Returns `false` if blocks
-    /// are still in use.
+    /// Frees the blocks of an idle socket, except a small one to write to, up to `buffer` bytes. Returns `false` if
+    /// blocks are still in use.
     pub(in crate::proto) fn trim(&mut self, arena: &mut Arena, buffer: u64) -> bool {
         let sent = self.is_done() && self.fifo.shrink(arena);
         if sent {
