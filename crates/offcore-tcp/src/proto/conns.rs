@@ -46,7 +46,7 @@ pub(super) struct Conn {
     pub planned: u32,
     /// The application waits for room.
     pub wants_room: bool,
-    /// It waits for memory, see [`MemoryWaiters`](super::shortage::Shortage).
+    /// It waits for memory, see [`MemoryWaiters`](super::shortage::MemoryWaiters).
     pub waits: bool,
     /// The listener that it belongs to until it is accepted.
     pub listener: Option<u32>,
