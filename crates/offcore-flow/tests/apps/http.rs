@@ -192,7 +192,8 @@ fn few_late_requests_get_answers() {
     world.run(5.0);
     let mut client = world.connect(PORT);
     world.write(&mut client, b"GET /short");
-    let answered = world.run_until(20, |world| world.read(&mut client, usize::MAX).starts_with(b"HTTP/1.1 408 "));
+    let answered =
+        world.run_until(20, |world| world.read(&mut client, usize::MAX).starts_with(b"HTTP/1.1 408 "));
     assert!(answered.is_some());
 }
 
