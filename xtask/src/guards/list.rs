@@ -290,7 +290,7 @@ const LIST: &[Guard] = &[
     Guard {
         name: "turns of users",
         file: "crates/offcore-flow/src/host/serve/turns.rs",
-        code: "min_by_key(|account| account.had.max(least))", without: "min_by_key(|account| account.had / u64::MAX)",
+        code: "min_by_key(|account| account.used.max(least))", without: "min_by_key(|account| account.used / u64::MAX)",
         package: FLOW, executable: "--lib", test: "users_share_time_equally",
     },
     Guard {
@@ -340,7 +340,7 @@ const LIST: &[Guard] = &[
     Guard {
         name: "descriptors of a kernel listener",
         file: "crates/offcore-flow/src/host/serve/listening.rs",
-        code: "descriptors.take(application.user, KERNEL_LISTENER)", without: "descriptors.take(application.user, KERNEL_LISTENER / 18)",
+        code: "descriptors.take(user, KERNEL_LISTENER)", without: "descriptors.take(user, KERNEL_LISTENER / 18)",
         package: FLOW, executable: "serve", test: "kernel_listener_charges_connections",
     },
     Guard {
@@ -522,9 +522,9 @@ const LIST: &[Guard] = &[
         package: FLOW, executable: "--lib", test: "long_stalls_leave_half_to_others",
     },
     Guard {
-        name: "dear turns",
+        name: "expensive turns",
         file: "crates/offcore-flow/src/worker/turns.rs",
-        code: "rest = if is_dear { ticks } else { slept };", without: "",
+        code: "rest = if is_expensive { ticks } else { slept };", without: "",
         package: FLOW, executable: "--lib", test: "expensive_receiver_is_throttled",
     },
     Guard {

@@ -5,7 +5,8 @@
 //!
 //! * `owners`: the server's state, divided by subject
 //! * `door`: the socket at which processes attach; `attach`: their identity and admission
-//! * `application`: the processes and sessions of an application; `feed`: its memory; `ports`: sessions by port
+//! * `application`: the parts of an application: `processes`, `session_table`, `backlog` (waiting work), `doorbell`;
+//!   `feed`: its memory; `ports`: sessions by port
 //! * `calls`: requests of processes; `datagrams`: requests for datagram sockets; `addresses`: permitted addresses and
 //!   ports
 //! * `acceptor`: connections of kernel listeners; `errands`: other work that may block on an application
@@ -13,8 +14,8 @@
 //!   `listening`: incoming connections
 //! * `awake`: applications whose marks are read in each round
 //! * `waking`: the cost of waking applications; `raw`: data written to a session without the library
-//! * `pair`: the socket pair of a session; `peers`: whether its other end is still open; `wire`: messages with
-//!   descriptors; `key`: events of the kernel
+//! * `pair`: the socket pair of a session; `stack_end`: the stack's end of it; `peers`: whether its other end is still
+//!   open; `wire`: messages with descriptors; `key`: events of the kernel
 //!
 //! While no application requests anything, a busy worker makes no system call in most rounds: marks are words in shared
 //! memory, and the worker polls the kernel for other events once per millisecond, or ten times as often while
@@ -30,12 +31,14 @@ mod addresses;
 mod application;
 mod attach;
 mod awake;
+mod backlog;
 mod calls;
 mod counts;
 mod datagram_bits;
 mod datagrams;
 mod descriptors;
 mod door;
+mod doorbell;
 mod errands;
 mod feed;
 mod key;
@@ -44,9 +47,12 @@ mod owners;
 mod pair;
 mod peers;
 mod ports;
+mod processes;
 mod raw;
 mod session;
+mod session_table;
 mod sessions;
+mod stack_end;
 mod stream_options;
 #[cfg(test)]
 mod tests;
@@ -67,7 +73,8 @@ use rustix::io::Errno;
 
 use crate::host::{App, Calls};
 use crate::worker::task::Wakes;
-use application::{Application, Queue};
+use application::Application;
+use backlog::Queue;
 pub use counts::ServeCounts;
 use descriptors::Descriptors;
 use door::LONGEST;
@@ -192,7 +199,7 @@ impl Serve {
     pub fn counts(&self) -> ServeCounts {
         let apps = self.registry.apps.iter().flatten();
         let (processes, sessions) = apps.clone().fold((0, 0), |(processes, sessions), app| {
-            (processes + app.living() as u64, sessions + app.len() as u64)
+            (processes + app.processes().len() as u64, sessions + app.sessions().len() as u64)
         });
         let (applications, awake) = (apps.count() as u64, self.registry.awake.len() as u64);
         ServeCounts { applications, processes, sessions, awake, ..self.tally.counts }
@@ -209,7 +216,7 @@ impl Serve {
         let (mut events, mut users) = (std::mem::take(&mut self.polling.events), ArrayVec::new());
         self.polling.look = self.polling.watch.take(&mut events, &mut users);
         self.polling.looked = calls.now;
-        self.registry.visit_awake(Application::make_all_due);
+        self.registry.visit_awake(|app| app.backlog_mut().make_all_due());
         self.take_created_memory(calls);
         self.handle_peer_answers(calls);
         self.read_waiting_messages(calls);
@@ -325,7 +332,7 @@ impl Serve {
         if !calls.stack.broadcasts().eq(self.registry.broadcasts.iter().copied()) {
             self.registry.broadcasts = calls.stack.broadcasts().collect();
             for application in self.registry.apps.iter().flatten() {
-                application.shared.processes().set_broadcasts(self.registry.broadcasts.iter().copied());
+                application.shared().processes().set_broadcasts(self.registry.broadcasts.iter().copied());
             }
         }
     }
@@ -353,7 +360,7 @@ impl Serve {
         // sockets.
         self.helpers.feed.unmap(errands, self.admission.door.is_some());
         self.registry.visit_awake(|app| {
-            if let Some(acceptor) = &mut app.acceptor {
+            if let Some(acceptor) = app.acceptor_mut() {
                 acceptor.interrupt_blocked_accept(calls.now, errands);
             }
         });
@@ -443,8 +450,8 @@ impl Wakes for Serve {
         // reports when the user of a waiting process is below the limit of errands again.
         let awake = self.registry.awake.iter().filter_map(|app| self.registry.apps.get(app)?.as_deref());
         let marked = awake.fold(busy, |any, app| {
-            let asks = !app.talking.is_empty() && !self.helpers.errands.are_full(app.user);
-            app.shared.control().arm() | asks | any
+            let asks = app.backlog().has_questions() && !self.helpers.errands.are_full(app.user());
+            app.control().arm() | asks | any
         });
         if marked { Wake::Now } else { Wake::Event(self.polling.watch.as_fd()) }
     }
@@ -452,7 +459,7 @@ impl Wakes for Serve {
     fn disarm(&mut self) {
         self.polling.look = true;
         for app in self.registry.awake.iter().filter_map(|app| self.registry.apps.get(app)?.as_deref()) {
-            app.shared.control().disarm();
+            app.control().disarm();
         }
     }
 }

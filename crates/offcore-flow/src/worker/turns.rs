@@ -28,7 +28,7 @@ use rustix::time::{ClockId, clock_gettime};
 /// If a round takes longer than this for each party, the time of parties is measured. A turn of 32 short packets takes
 /// 1 to 2.5 us, with 1518 bytes each 5 to 10 us. In shorter rounds, a party waits at most 5 us per party for its next
 /// turn.
-const LONG: Duration = Duration::from_micros(5);
+const LONG_ROUND: Duration = Duration::from_micros(5);
 /// Duration of the measurement after a long round.
 const MEASURED: Duration = Duration::from_secs(10);
 /// Maximum time that a party may be ahead of others.
@@ -40,11 +40,11 @@ const LINGER: Duration = Duration::from_micros(5);
 /// Target for the longest turn. In longer turns, a party takes fewer packets.
 const TURN: Duration = Duration::from_micros(20);
 /// After a longer turn, the kernel is asked whether the thread ran or slept.
-const ASKED: Duration = Duration::from_micros(100);
+const LONG_TURN: Duration = Duration::from_micros(100);
 /// After this time, the kernel is asked in any case, so that a long turn is not charged for much earlier time.
-const LOOKS: Duration = Duration::from_millis(1);
-/// A turn is expensive if the thread runs for longer than this, and for longer than [`ASKED`] for each packet. A longer
-/// sleep throttles the party at once.
+const USAGE_INTERVAL: Duration = Duration::from_millis(1);
+/// A turn is expensive if the thread runs for longer than this, and for longer than [`LONG_TURN`] for each packet. A
+/// longer sleep throttles the party at once.
 const EXPENSIVE_TURN: Duration = Duration::from_millis(1);
 
 /// A wait for a party's memory is remembered for this multiple of its duration, for at most ten seconds. A guest with
@@ -90,16 +90,16 @@ pub struct Turns {
 /// Times in ticks of the TSC.
 #[derive(Debug)]
 struct Times {
-    /// [`LONG`] for all parties.
-    long: u64,
-    /// [`MEASURED`], [`AHEAD`], [`LINGER`], [`TURN`], [`ASKED`], [`LOOKS`] and [`EXPENSIVE_TURN`].
+    /// [`LONG_ROUND`] for all parties.
+    long_round: u64,
+    /// [`MEASURED`], [`AHEAD`], [`LINGER`], [`TURN`], [`LONG_TURN`], [`USAGE_INTERVAL`] and [`EXPENSIVE_TURN`].
     measured: u64,
     ahead: u64,
     linger: u64,
     turn: u64,
-    asked: u64,
-    looks: u64,
-    dear: u64,
+    long_turn: u64,
+    usage_interval: u64,
+    expensive_turn: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -119,7 +119,7 @@ struct Party {
     /// TSC until which it is throttled together with other parties with slow memory.
     slow: Option<u64>,
     /// TSC until which a second expensive turn throttles it.
-    dear: Option<u64>,
+    expensive_until: Option<u64>,
 }
 
 /// Resource usage of a thread.
@@ -152,8 +152,9 @@ impl Turns {
     }
 
     fn new(stats: Block) -> Self {
-        let [long, measured, ahead, linger, turn, asked, looks, dear] =
-            [2 * LONG, MEASURED, AHEAD, LINGER, TURN, ASKED, LOOKS, EXPENSIVE_TURN].map(tsc::ticks);
+        let [long_round, measured, ahead, linger, turn, long_turn, usage_interval, expensive_turn] =
+            [2 * LONG_ROUND, MEASURED, AHEAD, LINGER, TURN, LONG_TURN, USAGE_INTERVAL, EXPENSIVE_TURN]
+                .map(tsc::ticks);
         Self {
             stats,
             parties: Vec::new(),
@@ -168,7 +169,16 @@ impl Turns {
             usage: Usage::default(),
             looked: 0,
             look: Usage::of_thread,
-            times: Times { long, measured, ahead, linger, turn, asked, looks, dear },
+            times: Times {
+                long_round,
+                measured,
+                ahead,
+                linger,
+                turn,
+                long_turn,
+                usage_interval,
+                expensive_turn,
+            },
         }
     }
 
@@ -177,7 +187,7 @@ impl Turns {
     pub(crate) fn begin(&mut self) -> bool {
         let now = tsc::now();
         let last = std::mem::replace(&mut self.began, now);
-        if now.wrapping_sub(last) > self.times.long {
+        if now.wrapping_sub(last) > self.times.long_round {
             self.measure(last, now);
         }
         self.until.is_some()
@@ -210,13 +220,13 @@ impl Turns {
     #[cold]
     pub(crate) fn round(&mut self, tasks: impl FnOnce(&mut Self) -> usize) -> usize {
         // Work between rounds, such as repeated copies, does not belong to any turn.
-        if self.began.wrapping_sub(self.ended) > self.times.looks {
+        if self.began.wrapping_sub(self.ended) > self.times.usage_interval {
             self.look_at_thread(self.began);
         }
         (self.named, self.ended) = (0, self.began);
         let packets = tasks(self);
         self.end();
-        if is_past(self.ended, self.looked.wrapping_add(self.times.looks)) {
+        if is_past(self.ended, self.looked.wrapping_add(self.times.usage_interval)) {
             self.look_at_thread(self.ended);
         }
         if self.until.is_some_and(|until| is_past(self.ended, until)) {
@@ -272,9 +282,9 @@ impl Turns {
 
     fn visited(&mut self, party: usize, began: u64, now: u64, packets: usize) {
         let ticks = now.wrapping_sub(began);
-        if ticks > self.times.asked {
-            let (ran, is_dear) = self.long_turn(party, ticks, packets, now);
-            self.ended = self.ended.wrapping_add(if is_dear { ticks } else { ticks - ran });
+        if ticks > self.times.long_turn {
+            let (ran, is_expensive) = self.long_turn(party, ticks, packets, now);
+            self.ended = self.ended.wrapping_add(if is_expensive { ticks } else { ticks - ran });
         }
     }
 
@@ -290,12 +300,12 @@ impl Turns {
             cost: 0,
             burst: BURST,
             slow: None,
-            dear: None,
+            expensive_until: None,
         };
         self.parties.resize(self.parties.len().max(party + 1), new);
         self.parties[party].is_known = true;
         let known = self.parties.iter().filter(|party| party.is_known).count();
-        self.times.long = tsc::ticks(LONG) * known.max(2) as u64;
+        self.times.long_round = tsc::ticks(LONG_ROUND) * known.max(2) as u64;
     }
 
     fn waits(&self, party: usize, now: u64) -> bool {
@@ -312,7 +322,7 @@ impl Turns {
         let mut ticks = now.wrapping_sub(began);
         let longest = self.stats.counter(1);
         longest.add(ticks.saturating_sub(longest.value()));
-        if ticks > self.times.asked {
+        if ticks > self.times.long_turn {
             (ticks, _) = self.long_turn(party, ticks, packets, now);
         }
         if packets > 0 {
@@ -346,14 +356,16 @@ impl Turns {
         // If the thread was also preempted, it is unknown which of the two took long.
         let is_sleep = self.usage.sleeps != before.sleeps && self.usage.preempted == before.preempted;
         let slept = if is_sleep { ticks - ran } else { 0 };
-        let is_dear = ran > self.times.dear.max(self.times.asked.saturating_mul(packets as u64));
-        let mut rest = if slept > self.times.dear { slept } else { 0 };
-        if is_dear || slept > 0 {
+        let is_expensive =
+            ran > self.times.expensive_turn.max(self.times.long_turn.saturating_mul(packets as u64));
+        let mut rest = if slept > self.times.expensive_turn { slept } else { 0 };
+        if is_expensive || slept > 0 {
             // A single event may be caused by the machine, or by a short sleep for another party.
-            if is_before(now, self.parties[party].dear) {
-                rest = if is_dear { ticks } else { slept };
+            if is_before(now, self.parties[party].expensive_until) {
+                rest = if is_expensive { ticks } else { slept };
             }
-            self.parties[party].dear = Some(self.remembered(if is_dear { ran } else { slept }, now));
+            self.parties[party].expensive_until =
+                Some(self.remembered(if is_expensive { ran } else { slept }, now));
         }
         if slept > 0 {
             self.stats.counter(2).add(1);
@@ -367,7 +379,7 @@ impl Turns {
             // Throttled parties are not forgotten meanwhile.
             self.until = self.until.map(|measured| later(Some(measured), until));
         }
-        (ran, is_dear)
+        (ran, is_expensive)
     }
 
     /// Returns the time until which a wait of `ticks` is remembered.

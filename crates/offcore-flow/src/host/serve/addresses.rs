@@ -10,7 +10,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::Serve;
 use super::ports::ANY;
-use super::session::{Listener, What};
+use super::session::{Listener, Session, What};
 use crate::host::Calls;
 
 /// The first port that is not privileged.
@@ -100,6 +100,6 @@ impl Serve {
 
     fn what(&self, app: usize, number: u32) -> Option<&What> {
         let application = self.registry.apps.get(app)?.as_deref()?;
-        application.session(number).map(|session| &session.what)
+        application.session(number).map(Session::what)
     }
 }

@@ -18,10 +18,12 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use super::application::{Application, Process};
-use super::feed::{Made, Share};
+use super::application::{Application, Identity};
+use super::doorbell::Doorbell;
+use super::feed::{GrantedMemory, Made, Share};
 use super::key::{APPLICATIONS, Key, Source};
 use super::owners::Guest;
+use super::processes::Process;
 use super::session::number;
 use super::{Serve, descriptors, wire};
 use crate::host::Calls;
@@ -316,12 +318,10 @@ impl Serve {
             let (user, from) = (made.user(), tsc::now());
             match made {
                 Made::More { app, user, memory, segment } => {
-                    let application = self.app(app).filter(|app| Arc::ptr_eq(&app.memory, &memory));
-                    let rest = match application {
-                        Some(application) => {
-                            application.growing = false;
-                            calls.stack.add_memory(application.id, segment)
-                        }
+                    let id =
+                        self.app(app).and_then(|app| app.memory_mut().has_grown(&memory).then(|| app.id()));
+                    let rest = match id {
+                        Some(id) => calls.stack.add_memory(id, segment),
                         None => segment,
                     };
                     // The thread that created the memory also unmaps it, and the rest of the application's memory.
@@ -370,17 +370,9 @@ impl Serve {
     pub(super) fn ask_for_memory(&mut self, calls: &mut Calls<'_>) {
         for (id, wanted) in calls.stack.wanted_memory() {
             let Some(&app) = self.registry.by_id.get(&id) else { continue };
-            let application = self.registry.app(app);
-            if let Some(application) = application.filter(|app| !app.growing) {
-                application.growing = true;
-                self.helpers.feed.go_on(
-                    app,
-                    application.user,
-                    Arc::clone(&application.memory),
-                    wanted,
-                    &mut self.helpers.errands,
-                );
-            }
+            let Some(application) = self.registry.app(app) else { continue };
+            let (user, errands) = (application.user(), &mut self.helpers.errands);
+            self.helpers.feed.go_on(app, user, application.memory_mut(), wanted, errands);
         }
     }
 
@@ -406,7 +398,7 @@ impl Serve {
 
     /// Finds the application of a user by its key.
     fn find_app(&self, key: [u8; KEY], user: u32) -> Option<usize> {
-        let known = |app: &Application| app.key == key && app.user == user;
+        let known = |app: &Application| app.identity().key() == key && app.user() == user;
         self.registry.apps.iter().position(|app| app.as_deref().is_some_and(known))
     }
 
@@ -439,13 +431,13 @@ impl Serve {
         let id = calls.stack.add_app(memory);
         calls.stack.set_user(id, user);
         calls.stack.limit_app(id, self.config.connections);
-        let memory = Arc::clone(calls.stack.memory(id));
-        let name = (key, u64::from_ne_bytes(instance));
+        let memory = GrantedMemory::new(Arc::clone(calls.stack.memory(id)), share);
+        let identity = Identity::new(id, key, u64::from_ne_bytes(instance), user);
         if at == self.registry.apps.len() {
             self.registry.apps.push(None);
         }
         shared.lock_for_thread();
-        let application = Application::new(id, name, user, (memory, share), shared, (event, charge));
+        let application = Application::new(identity, memory, shared, Doorbell::new(event), charge);
         self.registry.apps[at] = Some(Box::new(application));
         self.registry.awake.add(at);
         self.registry.by_id.insert(id, at);
@@ -457,12 +449,12 @@ impl Serve {
         let generation = self.registry.next_generation();
         let pid = who.pid();
         let Some(application) = self.registry.app(app) else { return Err(Errno::BADF) };
-        if application.is_ending() {
+        if application.backlog().is_ending() {
             return Err(Errno::AGAIN);
         }
-        let (user, visible) = (application.user, Pid::from_raw(pid));
+        let (user, visible) = (application.user(), Pid::from_raw(pid));
         // A process with the same number has executed another program: its previous entry no longer holds locks.
-        let before = visible.and_then(|_| application.find_process(pid));
+        let before = visible.and_then(|_| application.processes().find(pid));
         // If the system cannot watch processes, the process counts as ended when its socket is closed. The same applies
         // to a process outside this PID namespace, whose number is 0.
         let pidfd = match visible.map_or(Err(Errno::NOSYS), |pid| pidfd_open(pid, PidfdFlags::empty())) {
@@ -498,15 +490,15 @@ impl Serve {
         let Attached { app, number, generation, owner, before } = attached;
         let gate = self.pairs.gate;
         let Some(application) = self.app(app) else { return };
-        let [control, processes] = application.shared.descriptors();
-        let mut descriptors = vec![control, processes, application.event.as_fd()];
-        let segments = application.memory.segments().map(|(fd, _)| fd);
+        let [control, processes] = application.shared().descriptors();
+        let mut descriptors = vec![control, processes, application.doorbell().event()];
+        let segments = application.memory().segments().map(|(fd, _)| fd);
         descriptors.extend(segments.take(MOST_DESCRIPTORS - descriptors.len()));
         let welcome = Welcome {
             version: VERSION,
             error: 0,
-            key: application.key,
-            instance: application.instance,
+            key: application.identity().key(),
+            instance: application.identity().instance(),
             owner,
             pid: getpid().as_raw_nonzero().get().unsigned_abs(),
             gate,
@@ -527,7 +519,7 @@ impl Serve {
 
     /// Gives a child process, which has inherited its parent's socket, a separate socket. It starts as a guest.
     pub(super) fn fork(&mut self, app: usize, answer_to: OwnedFd, calls: &mut Calls<'_>) {
-        let Some(user) = self.app(app).map(|app| app.user) else { return };
+        let Some(user) = self.app(app).map(|app| app.user()) else { return };
         let theirs = match is_channel(answer_to.as_fd()) {
             true => self.invite(user, calls.now),
             false => Err(Errno::PROTOTYPE),

@@ -8,12 +8,9 @@
 use offcore_stats::tsc;
 
 use super::Serve;
-use super::application::Application;
 
 /// Number of applications that stay awake without work.
 const KEPT: usize = 16;
-/// Microseconds without work after which an application may fall asleep.
-const IDLE: u64 = 10_000;
 
 /// The indices of awake applications, and the number of the others.
 #[derive(Debug, Default)]
@@ -62,11 +59,8 @@ impl Serve {
     pub(super) fn scan_for_marks(&mut self, now: u64) {
         let (from, look) = (tsc::now(), &mut self.polling.look);
         self.registry.visit_awake(|application| {
-            application.scan_for_marks();
-            *look |= application.shared.control().take_look();
-            if application.has_due_work() {
-                application.worked = now;
-            }
+            *look |= application.scan_for_marks();
+            application.note_work(now);
         });
         // The whole scan is charged to one user, so that no clock is read per application.
         if let Some(user) = self.registry.awake.next_charged().and_then(|app| self.registry.user_of(app)) {
@@ -78,12 +72,9 @@ impl Serve {
     /// Wakes an application that has or may have work.
     pub(super) fn wake_application(&mut self, app: usize) {
         let Some(application) = self.registry.app(app) else { return };
-        application.worked = self.polling.looked;
-        if !std::mem::replace(&mut application.awake, true) {
-            application.shared.control().disarm();
-            // This check must follow `disarm`. The next round finds later marks.
-            application.scan_for_marks();
-            self.polling.look |= application.shared.control().take_look();
+        if application.wake(self.polling.looked) {
+            // The application rings for marks until it is awake. The next round finds later marks.
+            self.polling.look |= application.scan_for_marks();
             self.registry.awake.apps.push(app);
             self.registry.awake.asleep -= 1;
         }
@@ -99,25 +90,10 @@ impl Serve {
         }
         awake.retain(|&app| {
             let application = apps.get_mut(app).and_then(Option::as_deref_mut);
-            let falls = surplus > 0 && application.is_some_and(|application| application.falls_asleep(now));
+            let falls = surplus > 0 && application.is_some_and(|application| application.fall_asleep(now));
             surplus -= usize::from(falls);
             *asleep += usize::from(falls);
             !falls
         });
-    }
-}
-
-impl Application {
-    /// Puts the application to sleep if it had no recent work. Returns whether it is asleep.
-    fn falls_asleep(&mut self, now: u64) -> bool {
-        if now < self.worked + IDLE || self.has_work() {
-            return false;
-        }
-        let control = self.shared.control();
-        self.awake = control.arm();
-        if self.awake {
-            control.disarm();
-        }
-        !self.awake
     }
 }

@@ -16,10 +16,11 @@ use offcore_tcp::proto::{Algorithm, CallError, ConnId, ConnOptions, Info};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 
-use super::application::{Asked, Queue};
+use super::backlog::Queue;
 use super::key::Key;
 use super::listening::{KERNEL_ACCEPT_WARNING, MAX_UNACCEPTED_SESSIONS};
-use super::session::{DATAGRAM, Listener, STREAM, What, number as error_number, write_addresses};
+use super::processes::Asked;
+use super::session::{DATAGRAM, Listener, STREAM, Session, What, number as error_number, write_addresses};
 use super::sessions::InitialState;
 use super::stream_options::{conn_options, name_congestion};
 use super::wire::Received;
@@ -55,7 +56,7 @@ impl Serve {
     /// Reads and answers the next request of a process.
     pub(super) fn hear(&mut self, key: Key, calls: &mut Calls<'_>) {
         let app = usize::from(key.app);
-        let Some(user) = self.app(app).map(|app| app.user) else { return };
+        let Some(user) = self.app(app).map(|app| app.user()) else { return };
         let Some(asked) = self.next_question(key, calls) else { return };
         let Asked { question, mut descriptor, lost, since } = asked;
         if question.call == Call::Fork {
@@ -97,7 +98,7 @@ impl Serve {
     /// Returns the next request of a process: a postponed one, or a new message.
     fn next_question(&mut self, key: Key, calls: &mut Calls<'_>) -> Option<Asked> {
         let application = self.app(key.app.into())?;
-        let user = application.user;
+        let user = application.user();
         let process = application.process(key.number, key.generation)?;
         process.talks = false;
         if self.helpers.errands.are_full(user) {
@@ -137,7 +138,7 @@ impl Serve {
         let Some(application) = self.app(key.app.into()) else { return };
         let Some(process) = application.process(key.number, key.generation) else { return };
         if !std::mem::replace(&mut process.talks, true) {
-            push(&mut application.talking, key);
+            push(application.backlog_mut().questions(), key);
         }
     }
 
@@ -165,7 +166,7 @@ impl Serve {
     /// Sends an answer. Returns `false` if the process does not receive it.
     fn reply(&mut self, key: Key, question: &Question, reply: Result<Reply, Errno>) -> bool {
         let Some(application) = self.app(key.app.into()) else { return false };
-        let memory = Arc::clone(&application.memory);
+        let memory = Arc::clone(application.memory());
         let Some(channel) = self.channel(key) else { return false };
         let Reply { mut answer, end } = match reply {
             Ok(reply) => reply,
@@ -229,7 +230,7 @@ impl Serve {
     /// Creates a session that is bound to an address.
     fn bind(&mut self, app: usize, question: &Question, calls: &mut Calls<'_>) -> Result<Reply, Errno> {
         let local = question.local.ok_or(Errno::INVAL)?;
-        let id = self.app(app).ok_or(Errno::BADF)?.id;
+        let id = self.app(app).ok_or(Errno::BADF)?.id();
         let address = Some(local.ip()).filter(|address| !address.is_unspecified());
         let begin = match kind(question) {
             STREAM => {
@@ -272,7 +273,7 @@ impl Serve {
             What::Listener(listener) => Some(listener.id),
             _ => None,
         };
-        let id = self.app(app).ok_or(Errno::BADF)?.id;
+        let id = self.app(app).ok_or(Errno::BADF)?.id();
         match self.make(app, begin) {
             Ok(made) => Ok(Reply::of(made.named, Some(made.end))),
             Err(error) => {
@@ -291,8 +292,8 @@ impl Serve {
     /// Opens a connection for a bound or a new session, or sets the peer of a datagram socket.
     fn connect(&mut self, app: usize, question: &Question, calls: &mut Calls<'_>) -> Result<Reply, Errno> {
         let application = self.app(app).ok_or(Errno::BADF)?;
-        let id = application.id;
-        let connected = application.session(question.number).map(|session| &session.what);
+        let id = application.id();
+        let connected = application.session(question.number).map(Session::what);
         if let Some(What::Datagrams(conn)) = connected.filter(|_| question.number != NONE) {
             let conn = *conn;
             return self.connect_datagrams(app, conn, question, calls);
@@ -327,19 +328,19 @@ impl Serve {
             return Ok(reply);
         }
         let (session, slot) = application.both(question.number).ok_or(Errno::BADF)?;
-        let named = Named { place: session.place.number(), generation: session.generation };
-        match session.what {
+        let named = session.named();
+        match *session.what() {
             What::Bound(address, port) => {
                 let from = SocketAddr::new(address.unwrap_or(unspecified(to)), port);
                 let conn = calls.stack.connect(calls.now, id, Some(from), to, calls.out).map_err(errno)?;
-                if !calls.stack.set_slot(conn, session.place) {
+                if !calls.stack.set_slot(conn, session.place()) {
                     calls.close(conn);
                     return Err(Errno::NOBUFS);
                 }
                 let local = calls.stack.info(conn).map_or(from, |info| info.local);
                 write_addresses(slot, Some(local), Some(to));
                 slot.set_state(state::CONNECTING);
-                session.what = What::Stream(conn);
+                session.change_kind(What::Stream(conn));
                 self.index.by_conn.insert(conn, (app, question.number));
                 self.ports.bound.remove(port, app, question.number);
             }
@@ -361,8 +362,8 @@ impl Serve {
         let cookie = kernel.as_ref().and_then(|kernel| socket_cookie(kernel).ok()).unwrap_or(0);
         let backlog = (question.value & !(SHARE_PORT | ONLY_V6)).clamp(1, u16::MAX.into()) as usize;
         let application = self.app(app).ok_or(Errno::BADF)?;
-        let id = application.id;
-        let bound = match application.session(question.number).map(|session| &session.what) {
+        let id = application.id();
+        let bound = match application.session(question.number).map(Session::what) {
             _ if question.number == NONE => None,
             Some(What::Bound(address, port)) => Some((*address, *port)),
             // The call could only change the backlog.
@@ -430,7 +431,7 @@ impl Serve {
         if let Some((session, slot)) = self.app(app).and_then(|app| app.both(number)) {
             slot.kept.set_numbers(options);
             name_congestion(slot, usual);
-            session.kept = kept;
+            session.opened_with(kept);
         }
     }
 
@@ -442,10 +443,9 @@ impl Serve {
             self.ports.bound.remove(listener.port, app, number);
             self.ports.used.add(listener.port, app, number);
         }
-        session.what = what;
+        session.change_kind(what);
         slot.set_state(state::LISTENING);
-        let named = Named { place: session.place.number(), generation: session.generation };
-        Ok((number, Reply::of(named, None)))
+        Ok((number, Reply::of(session.named(), None)))
     }
 
     /// Sets the length of the queue, and adds the kernel's listener to the acceptor. If that fails, the session is
@@ -477,15 +477,15 @@ impl Serve {
     /// Returns an answer that names a session.
     pub(super) fn named(&mut self, app: usize, number: u32) -> Result<Reply, Errno> {
         let session = self.app(app).and_then(|app| app.session(number)).ok_or(Errno::BADF)?;
-        Ok(Reply::of(Named { place: session.place.number(), generation: session.generation }, None))
+        Ok(Reply::of(session.named(), None))
     }
 
     /// Finds the session to which an end belongs.
     fn adopt(&mut self, app: usize, end: &OwnedFd) -> Result<Reply, Errno> {
         let cookie = socket_cookie(end)?;
         let application = self.app(app).ok_or(Errno::BADF)?;
-        let number = application.find_session(cookie).ok_or(Errno::BADF)?;
-        let kernel = match application.session(number).map(|session| &session.what) {
+        let number = application.sessions().find(cookie).ok_or(Errno::BADF)?;
+        let kernel = match application.session(number).map(Session::what) {
             Some(What::Listener(Listener { kernel: Some(kernel), .. })) => Some(kernel.try_clone()?),
             _ => None,
         };
@@ -497,7 +497,7 @@ impl Serve {
         let application = self.app(app).ok_or(Errno::BADF)?;
         let session = application.session(number).ok_or(Errno::BADF)?;
         let mut words = [0; INFO];
-        words[0] = match &session.what {
+        words[0] = match session.what() {
             What::Listener(_) => LISTEN,
             _ => CLOSE,
         };

@@ -32,8 +32,8 @@ impl Serve {
         };
         let application = self.registry.apps.get(app).and_then(Option::as_deref).ok_or(Errno::BADF)?;
         let has = |bit| question.value & bit != 0;
-        let reuse = Reuse { address: has(SHARE_ADDRESS), port: has(SHARE_PORT), user: application.user };
-        let opened = calls.stack.open_reused_datagrams(application.id, address, port, reuse);
+        let reuse = Reuse { address: has(SHARE_ADDRESS), port: has(SHARE_PORT), user: application.user() };
+        let opened = calls.stack.open_reused_datagrams(application.id(), address, port, reuse);
         let conn = opened.map_err(errno)?;
         let source = match peer {
             Some(_) => calls.stack.connect_datagrams(calls.now, conn, peer).map_err(errno),
@@ -105,9 +105,7 @@ impl Serve {
         info[0] = calls.stack.index_of(&membership).ok_or(Errno::NODEV)?;
         if question.value != Change::Find as u32 {
             let application = self.app(app).ok_or(Errno::BADF)?;
-            let Some(What::Datagrams(conn)) =
-                application.session(question.number).map(|session| &session.what)
-            else {
+            let Some(What::Datagrams(conn)) = application.session(question.number).map(Session::what) else {
                 return Err(Errno::BADF);
             };
             let joins = question.value == Change::Join as u32;

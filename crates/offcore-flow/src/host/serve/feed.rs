@@ -40,6 +40,35 @@ impl Made {
 #[derive(Debug)]
 pub(super) struct Share(#[expect(dead_code, reason = "it is counted")] Arc<Charge>);
 
+/// The memory of an application.
+#[derive(Debug)]
+pub(super) struct GrantedMemory {
+    memory: Arc<Memory>,
+    /// `None` once the application has ended.
+    share: Option<Share>,
+    /// More memory is being created.
+    grows: bool,
+}
+
+impl GrantedMemory {
+    pub(super) fn new(memory: Arc<Memory>, share: Share) -> Self {
+        Self { memory, share: Some(share), grows: false }
+    }
+
+    #[inline]
+    pub(super) fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    /// More memory for `memory` was created. Returns whether that is this memory: the application for which it was
+    /// created may have ended.
+    pub(super) fn has_grown(&mut self, memory: &Arc<Memory>) -> bool {
+        let is_this = Arc::ptr_eq(&self.memory, memory);
+        self.grows &= !is_this;
+        is_this
+    }
+}
+
 /// Memory of an application that has ended.
 #[derive(Debug)]
 struct OrphanedMemory {
@@ -105,21 +134,28 @@ impl Feed {
         });
     }
 
-    /// Creates more memory for an existing application.
+    /// Creates more memory for an existing application, unless that is in progress.
     pub(super) fn go_on(
         &self,
         app: usize,
         user: u32,
-        memory: Arc<Memory>,
+        granted: &mut GrantedMemory,
         wanted: Wanted,
         errands: &mut Errands,
     ) {
+        if std::mem::replace(&mut granted.grows, true) {
+            return;
+        }
+        let memory = Arc::clone(&granted.memory);
         self.run(user, errands, move || Made::More { app, user, memory, segment: Segment::new(wanted).ok() });
     }
 
     /// Takes over the memory of an application that has ended.
-    pub(super) fn leave(&mut self, user: u32, memory: Arc<Memory>, share: Share, charge: DescriptorCharge) {
-        self.left.push(OrphanedMemory { user, memory, share, charge });
+    pub(super) fn leave(&mut self, user: u32, granted: &mut GrantedMemory, charge: DescriptorCharge) {
+        if let Some(share) = granted.share.take() {
+            let memory = Arc::clone(&granted.memory);
+            self.left.push(OrphanedMemory { user, memory, share, charge });
+        }
     }
 
     /// Returns the memory of the user's application that ended first, among those whose data the stack still sends.

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use super::acceptor::{AcceptResult, Acceptor, Kernel, Name};
 use super::descriptors::{KERNEL_LISTENER, SESSION};
 use super::key::{Key, Source};
-use super::session::{Listener, What};
+use super::session::{Listener, Session, What};
 use super::sessions::InitialState;
 use super::{Serve, wire};
 use crate::host::Calls;
@@ -38,28 +38,25 @@ type Passed = (Accepted, OwnedFd);
 
 impl Serve {
     fn listener(&mut self, app: usize, number: u32) -> Option<&mut Listener> {
-        match &mut self.app(app)?.session_mut(number)?.what {
-            What::Listener(listener) => Some(listener),
-            _ => None,
-        }
+        self.app(app)?.session_mut(number)?.listener_mut()
     }
 
     /// Queues a listener to pass on its connections in its application's turn. With a `generation`, only a session of
     /// this generation is queued.
     pub(super) fn queue_listener(&mut self, app: usize, number: u32, generation: Option<u32>) {
         let session = self.app(app).and_then(|app| app.session_mut(number));
-        let Some(session) = session.filter(|session| generation.is_none_or(|of| of == session.generation))
+        let Some(session) = session.filter(|session| generation.is_none_or(|of| of == session.generation()))
         else {
             return;
         };
-        let generation = session.generation;
-        let What::Listener(listener) = &mut session.what else { return };
+        let generation = session.generation();
+        let Some(listener) = session.listener_mut() else { return };
         if std::mem::replace(&mut listener.queued, true) {
             return;
         }
         self.wake_application(app);
         if let Some(application) = self.app(app) {
-            application.listening.push((number, generation));
+            application.backlog_mut().listeners().push((number, generation));
         }
         self.schedule.behind = true;
     }
@@ -67,7 +64,7 @@ impl Serve {
     /// Serves a listener in its turn.
     pub(super) fn serve_listener(&mut self, app: usize, number: u32, generation: u32, calls: &mut Calls<'_>) {
         let session = self.app(app).and_then(|app| app.session(number));
-        if session.is_none_or(|session| session.generation != generation) {
+        if session.is_none_or(|session| session.generation() != generation) {
             return;
         }
         let Some(listener) = self.listener(app, number) else { return };
@@ -156,8 +153,8 @@ impl Serve {
                     };
                     let session = application.session(number);
                     if let Some(What::Listener(Listener { kernel: Some(kernel), .. })) =
-                        session.map(|session| &session.what)
-                        && let Some(acceptor) = &application.acceptor
+                        session.map(Session::what)
+                        && let Some(acceptor) = application.acceptor()
                     {
                         acceptor.go_on(kernel, &mut self.helpers.errands);
                     }
@@ -170,23 +167,22 @@ impl Serve {
     pub(super) fn add_kernel(&mut self, app: usize, number: u32, kernel: OwnedFd) -> Result<(), Errno> {
         let acceptor = self.start_acceptor(app);
         let application = self.registry.app(app).ok_or(Errno::BADF)?;
-        let generation = application.session(number).map(|session| session.generation);
-        let (Ok(()), Some(generation), Some(acceptor)) = (acceptor, generation, &mut application.acceptor)
+        let user = application.user();
+        let generation = application.session(number).map(Session::generation);
+        let (Ok(()), Some(generation), Some(acceptor)) = (acceptor, generation, application.acceptor_mut())
         else {
-            self.helpers.errands.close(application.user, kernel);
+            self.helpers.errands.close(user, kernel);
             return Err(acceptor.err().unwrap_or(Errno::BADF));
         };
-        let charge = match self.descriptors.take(application.user, KERNEL_LISTENER) {
+        let charge = match self.descriptors.take(user, KERNEL_LISTENER) {
             Ok(charge) => charge,
             Err(error) => {
-                self.helpers.errands.close(application.user, kernel);
+                self.helpers.errands.close(user, kernel);
                 return Err(error);
             }
         };
         let kernel = acceptor.add(kernel, Name { number, generation }, charge, &mut self.helpers.errands)?;
-        if let Some(What::Listener(listener)) =
-            application.session_mut(number).map(|session| &mut session.what)
-        {
+        if let Some(listener) = application.session_mut(number).and_then(Session::listener_mut) {
             listener.kernel = Some(kernel);
         }
         Ok(())
@@ -195,16 +191,16 @@ impl Serve {
     /// Starts the acceptor thread of an application, if it is not running.
     pub(super) fn start_acceptor(&mut self, app: usize) -> Result<(), Errno> {
         let application = self.registry.app(app).ok_or(Errno::BADF)?;
-        if application.acceptor.is_none() {
-            let same =
-                self.acceptors.ending.iter().filter(|acceptor| acceptor.user == application.user).count();
+        if application.acceptor().is_none() {
+            let user = application.user();
+            let same = self.acceptors.ending.iter().filter(|acceptor| acceptor.user == user).count();
             if same >= ENDING {
                 return Err(Errno::AGAIN);
             }
-            let acceptor = Acceptor::new(application.user, application.charge.clone(), self.acceptors.cpus)?;
+            let acceptor = Acceptor::new(user, application.charge().clone(), self.acceptors.cpus)?;
             let key = Key::new(Source::Kernel, app, 0, 0);
-            self.polling.watch.add(application.user, acceptor.as_fd(), key, EventFlags::IN)?;
-            application.acceptor = Some(acceptor);
+            self.polling.watch.add(user, acceptor.as_fd(), key, EventFlags::IN)?;
+            application.set_acceptor(acceptor);
         }
         Ok(())
     }
@@ -217,9 +213,9 @@ impl Serve {
         // Ends of sessions are closed immediately.
         let held = held.filter(is_kernel_connection);
         if !come.is_empty() || held.is_some() {
-            self.helpers.errands.close(application.user, (come, held, kernel.as_ref().map(Kernel::charge)));
+            self.helpers.errands.close(application.user(), (come, held, kernel.as_ref().map(Kernel::charge)));
         }
-        if let (Some(kernel), Some(acceptor)) = (kernel, &mut application.acceptor) {
+        if let (Some(kernel), Some(acceptor)) = (kernel, application.acceptor_mut()) {
             acceptor.remove(kernel, &mut self.helpers.errands);
         }
     }
@@ -259,16 +255,16 @@ impl Serve {
     /// Takes the next result of an application's acceptor thread. Returns whether the thread had a result.
     fn take_accept_result(&mut self, app: usize, calls: &mut Calls<'_>) -> bool {
         let Some(application) = self.app(app) else { return false };
-        let user = application.user;
-        let come = application.acceptor.as_ref().and_then(Acceptor::next);
+        let user = application.user();
+        let come = application.acceptor().and_then(Acceptor::next);
         let Some((Name { number, generation }, come)) = come else { return false };
         if let AcceptResult::Failed(error) = come {
             self.count_refusal(calls.now, KERNEL_ACCEPT_WARNING, user, error);
             return true;
         }
-        let session = application.session_mut(number).filter(|session| session.generation == generation);
-        match session.map(|session| &mut session.what) {
-            Some(What::Listener(listener)) => {
+        let session = application.session_mut(number).filter(|session| session.generation() == generation);
+        match session.and_then(Session::listener_mut) {
+            Some(listener) => {
                 listener.come.push_back(come);
                 if listener.held.is_none() {
                     self.queue_listener(app, number, Some(generation));
@@ -299,7 +295,7 @@ impl Serve {
         let place = begin.place;
         let made = self.make(app, begin)?;
         if let Some(application) = self.app(app)
-            && let Some(from) = application.session(number).and_then(|of| application.slot(of.place))
+            && let Some(from) = application.session(number).and_then(|of| application.slot(of.place()))
             && let Some(to) = application.slot(place)
         {
             let (kept, slot) = (&from.kept, to);
@@ -331,7 +327,7 @@ impl Serve {
     /// connection waits, or if the listener is closed.
     fn pass(&mut self, app: usize, number: u32, (accepted, end): Passed) -> bool {
         let Some(application) = self.app(app) else { return false };
-        let user = application.user;
+        let user = application.user();
         let ours = application.session(number).and_then(|session| session.ours());
         let from = tsc::now();
         let sent =
@@ -379,20 +375,20 @@ impl Serve {
     fn wait(&mut self, app: usize, number: u32) {
         let Some(application) = self.app(app) else { return };
         let Some(session) = application.session_mut(number) else { return };
-        let generation = session.generation;
-        let What::Listener(listener) = &mut session.what else { return };
+        let generation = session.generation();
+        let Some(listener) = session.listener_mut() else { return };
         if !std::mem::replace(&mut listener.queued, true) {
-            application.listening.push_waiting((number, generation));
+            application.backlog_mut().listeners().push_waiting((number, generation));
         }
     }
 
     /// Selects whether the listener's end reports an event when its queue has room again.
     fn set_armed(&mut self, app: usize, number: u32, on: bool) {
         let Some(application) = self.registry.app(app) else { return };
-        let user = application.user;
+        let user = application.user();
         let Some(session) = application.session_mut(number) else { return };
-        let key = Key::new(Source::End, app, number, session.generation);
-        let What::Listener(listener) = &mut session.what else { return };
+        let key = Key::new(Source::End, app, number, session.generation());
+        let Some(listener) = session.listener_mut() else { return };
         if std::mem::replace(&mut listener.armed, on) != on
             && let Some(ours) = session.ours()
         {

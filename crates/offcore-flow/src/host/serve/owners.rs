@@ -122,7 +122,7 @@ impl Registry {
 
     /// The user of an application.
     pub(super) fn user_of(&self, app: usize) -> Option<u32> {
-        self.apps.get(app)?.as_deref().map(|app| app.user)
+        self.apps.get(app)?.as_deref().map(|app| app.user())
     }
 }
 

@@ -28,7 +28,7 @@ use offcore_tcp::proto::ConnId;
 use rustix::io::{Errno, ioctl_fionread};
 use rustix::net::{RecvFlags, recv};
 
-use super::application::Queue;
+use super::backlog::Queue;
 use super::session::{Session, What};
 use super::{Serve, pair};
 use crate::host::Calls;
@@ -65,7 +65,7 @@ enum Relayed {
 
 fn to(session: &Session, slot: &Slot) -> To {
     let ended = session.is_over() || slot.wishes.options.load(Ordering::Acquire) & wish::END != 0;
-    match session.what {
+    match *session.what() {
         What::Stream(_) if ended => To::Nowhere,
         What::Stream(conn) if slot.state() == state::OPEN => To::Stream(conn),
         What::Stream(_) => To::Later,
@@ -172,8 +172,8 @@ impl Serve {
     /// Prepares to close a session. Returns `false` if data in its pair must be sent first; the session then ends
     /// later.
     pub(super) fn may_close(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) -> bool {
-        let Some(session) = self.app(app).and_then(|app| app.session(number)) else { return true };
-        if session.ends.is_some() {
+        let Some(session) = self.app(app).and_then(|app| app.session_mut(number)) else { return true };
+        if session.pair_read().ends().is_some() {
             return false;
         }
         let few = session.ours().is_none_or(|ours| ioctl_fionread(ours).is_ok_and(|there| there <= FEW));
@@ -195,19 +195,17 @@ impl Serve {
         self.wake_application(app);
         let Some(application) = self.app(app) else { return };
         let Some(session) = application.session_mut(number) else { return };
-        session.ends = session.ends.or(ends);
-        if !std::mem::replace(&mut session.raw, true) {
-            let named = (number, session.generation);
-            push(&mut application.raws, named);
+        let named = (number, session.generation());
+        if session.pair_read().enqueue(ends) {
+            push(application.backlog_mut().pairs(), named);
         }
     }
 
     /// Reads the pair of a queued session.
     pub(super) fn relay_next(&mut self, app: usize, number: u32, generation: u32, calls: &mut Calls<'_>) {
         let session = self.app(app).and_then(|app| app.session_mut(number));
-        let Some(session) = session.filter(|session| session.generation == generation) else { return };
-        session.raw = false;
-        let ends = session.ends;
+        let Some(session) = session.filter(|session| session.generation() == generation) else { return };
+        let ends = session.pair_read().dequeue();
         // Relaying examines each byte, so check the lock first.
         let relayed = match self.is_locked(app, number) {
             true => Relayed::Waits,
@@ -235,7 +233,7 @@ impl Serve {
         let Some(application) = self.registry.app(app) else {
             return Relayed::All;
         };
-        let (memory, is_left) = (Arc::clone(&application.memory), application.living() == 0);
+        let (memory, is_left) = (Arc::clone(application.memory()), application.processes().len() == 0);
         let Some((session, slot, processes)) = application.all(number) else { return Relayed::All };
         let Some(ours) = session.ours() else { return Relayed::All };
         let mut bytes = [0; CHUNK];
@@ -251,7 +249,7 @@ impl Serve {
             return Relayed::All;
         }
         let bytes = bytes[..there].get(1..).unwrap_or_default();
-        let sorted = Sorted::new(bytes, session.gates(slot));
+        let sorted = Sorted::new(bytes, session.end().gates(slot));
         if sorted.data.is_empty() {
             session.make_room(slot, calls, &mut self.tally.counts);
             return Relayed::All;
@@ -261,12 +259,12 @@ impl Serve {
             To::Nowhere => {
                 let from = tsc::now();
                 consume(ours, bytes.len());
-                session.woke(from);
+                session.end_mut().woke(from);
                 (bytes.len(), 0)
             }
             to @ (To::Stream(conn) | To::Peer(conn, _)) => {
                 let Some(lock) = Held::new(&slot.wishes.writing, processes) else { return Relayed::Waits };
-                let Some(turn) = Turn::new(memory, session.place, false) else { return Relayed::All };
+                let Some(turn) = Turn::new(memory, session.place(), false) else { return Relayed::All };
                 let write = || match to {
                     To::Peer(_, peer) => write_datagram(&turn, peer, &sorted.data),
                     _ => turn.write(&sorted.data),
@@ -282,12 +280,12 @@ impl Serve {
                 let taken = usize::from(sorted.ends[last]);
                 let from = tsc::now();
                 consume(ours, taken);
-                session.woke(from);
+                session.end_mut().woke(from);
                 (taken, done)
             }
         };
         let data = sorted.ends.iter().filter(|end| usize::from(**end) <= taken).count();
-        session.count_gates((taken - data) as u32);
+        session.end_mut().count_gates((taken - data) as u32);
         self.tally.counts.relayed += done as u64;
         self.tally.counts.unsent += (data - done) as u64;
         if data > done && self.tally.losses.may(calls.now) {

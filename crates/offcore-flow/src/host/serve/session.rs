@@ -2,33 +2,26 @@
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
 use offcore_session::Place;
-use offcore_session::message::Accepted;
+use offcore_session::message::{Accepted, Session as Named};
 use offcore_session::slot::{Slot, flags, number as option, state, wish};
-use offcore_stats::tsc;
-use offcore_tcp::proto::{Buffers, CallError, Cause, ConnId, ConnOptions, Room};
+use offcore_tcp::proto::{CallError, Cause, ConnId, ConnOptions, Room};
 use rustix::io::Errno;
-use rustix::net::{Shutdown, shutdown};
-use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::acceptor::{AcceptResult, Kernel};
 use super::counts::ServeCounts;
-use super::descriptors::DescriptorCharge;
-use super::stream_options::{buffers, conn_options, is_v6, keep_alive};
-use super::waking::LONG;
-use super::{datagram_bits, pair, wire};
+use super::stack_end::{Ending, StackEnd};
+use super::stream_options::{AppliedOptions, buffers, conn_options, is_v6};
+use super::{datagram_bits, pair};
 use crate::host::Calls;
 
 /// `SOCK_STREAM` and `SOCK_DGRAM`, as encoded in slots and messages.
 pub(super) const STREAM: u32 = 1;
 pub(super) const DATAGRAM: u32 = 2;
 
-/// Number of bytes sent before the byte that carries the end of the pipe. It exceeds the number of token bytes that a
-/// few calls read.
-const DECOYS: usize = 512;
 /// The application is woken when at least one part in this number of the maximum room is free.
 const WAKE_ROOM_PART: u64 = 3;
 
@@ -74,58 +67,63 @@ pub(super) struct Listener {
 /// A session.
 #[derive(Debug)]
 pub(super) struct Session {
-    pub(super) place: Place,
-    pub(super) generation: u32,
+    place: Place,
+    generation: u32,
     /// The kernel's socket cookie of the application's end.
-    pub(super) cookie: u64,
-    pub(super) what: What,
+    cookie: u64,
+    what: What,
     /// The port that the session was first bound to.
     port: u16,
-    /// The stack's end; `None` after a reset.
-    ours: Option<OwnedFd>,
-    pub(super) charge: DescriptorCharge,
-    /// After a reset, this end of a pipe hangs up when the application closes its last descriptor.
-    pipe: Option<OwnedFd>,
-    /// Options that are in effect, including the values of keep-alive, `TCP_USER_TIMEOUT` and `TCP_SYNCNT`.
-    options: u32,
-    keep: [u32; 3],
-    buffers: Buffers,
-    /// Connection options of the slot that are in effect.
-    pub(super) kept: ConnOptions,
-    timeouts: (u32, u8),
+    end: StackEnd,
+    applied: AppliedOptions,
     /// The stream to the peer has ended.
     ended: bool,
-    /// Flags that were stored for the application, and whether the stack's end is shut down for writing.
+    /// Flags that were stored for the application.
     flags: u32,
-    shut: bool,
-    /// The stack has shut down both directions.
-    hung: bool,
     /// The gate opens as soon as there is room, even if the application has not asked for room.
     opens: bool,
-    /// Bytes of gates that the stack has put into the pair, minus all bytes of gates that it has taken out, including
-    /// the application's.
-    gates: u32,
-    /// A query whether the other end is still open is in progress, and whether it is repeated afterwards.
-    pub(super) asked: bool,
-    pub(super) again: bool,
-    /// TSC ticks spent on slow wake-ups of the application since [`take_long`](Self::take_long) was last called.
-    long: u64,
+    query: PeerQuery,
     /// The session is in the list of sessions to be announced at the end of the turn.
-    pub(super) queued: bool,
-    /// The session is in the queue of sessions whose pairs are read. With `ends`, it ends when its data is sent, or at
-    /// this time.
-    pub(super) raw: bool,
-    pub(super) ends: Option<u64>,
+    is_announced_later: bool,
+    pair_read: PairRead,
 }
 
-/// The state of the stack's end after a session is over.
-#[derive(Debug)]
-pub(super) enum Ending {
-    /// The stack's end stays open.
-    Stays,
-    /// The stack's end is closed. If closing it may take long, it is returned to be closed elsewhere. The caller
-    /// watches [`Session::pipe`].
-    Reset(Option<OwnedFd>),
+/// A query whether the application's end is still open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PeerQuery {
+    Idle,
+    InProgress,
+    /// In progress, and repeated afterwards.
+    Repeats,
+}
+
+/// A postponed read of data that was written to a session's descriptor: see [`raw`](super::raw).
+#[derive(Debug, Default)]
+pub(super) struct PairRead {
+    /// The session is in the queue of sessions whose pairs are read.
+    queued: bool,
+    /// The session ends when its data is sent, or at this time.
+    ends: Option<u64>,
+}
+
+impl PairRead {
+    /// Notes that the session is queued; with `ends`, that it ends afterwards, or at that time. Returns `true` if it
+    /// was not queued before.
+    pub(super) fn enqueue(&mut self, ends: Option<u64>) -> bool {
+        self.ends = self.ends.or(ends);
+        !std::mem::replace(&mut self.queued, true)
+    }
+
+    /// Notes that the session was taken out of the queue. Returns [`ends`](Self::ends).
+    pub(super) fn dequeue(&mut self) -> Option<u64> {
+        self.queued = false;
+        self.ends
+    }
+
+    /// The time at which the session ends at the latest, if it ends after its data is sent.
+    pub(super) fn ends(&self) -> Option<u64> {
+        self.ends
+    }
 }
 
 impl Session {
@@ -133,36 +131,67 @@ impl Session {
         place: Place,
         generation: u32,
         cookie: u64,
-        (what, port): (What, u16),
-        (ours, charge, gates): (OwnedFd, DescriptorCharge, u32),
+        what: What,
+        port: u16,
+        end: StackEnd,
     ) -> Self {
         Self {
-            charge,
-            port,
-            gates,
             place,
             generation,
             cookie,
             what,
-            ours: Some(ours),
-            pipe: None,
-            options: 0,
-            keep: [0; 3],
-            buffers: Buffers::default(),
-            kept: ConnOptions::default(),
-            timeouts: (0, 0),
+            port,
+            end,
+            applied: AppliedOptions::default(),
             ended: false,
             flags: 0,
-            shut: false,
-            hung: false,
             opens: false,
-            asked: false,
-            again: false,
-            long: 0,
-            queued: false,
-            raw: false,
-            ends: None,
+            query: PeerQuery::Idle,
+            is_announced_later: false,
+            pair_read: PairRead::default(),
         }
+    }
+
+    #[inline]
+    pub(super) fn place(&self) -> Place {
+        self.place
+    }
+
+    #[inline]
+    pub(super) fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    pub(super) fn cookie(&self) -> u64 {
+        self.cookie
+    }
+
+    /// The port that the session was first bound to.
+    pub(super) fn port(&self) -> u16 {
+        self.port
+    }
+
+    #[inline]
+    pub(super) fn what(&self) -> &What {
+        &self.what
+    }
+
+    /// Turns the session into another kind, and returns the previous one.
+    pub(super) fn change_kind(&mut self, what: What) -> What {
+        std::mem::replace(&mut self.what, what)
+    }
+
+    /// The listener, if the session accepts connections.
+    pub(super) fn listener_mut(&mut self) -> Option<&mut Listener> {
+        match &mut self.what {
+            What::Listener(listener) => Some(listener),
+            _ => None,
+        }
+    }
+
+    /// How messages name the session.
+    pub(super) fn named(&self) -> Named {
+        Named { place: self.place.number(), generation: self.generation }
     }
 
     /// The connection or datagram socket.
@@ -173,14 +202,19 @@ impl Session {
         }
     }
 
-    /// The stack's end, while it is open.
+    /// The socket of the stack's end, while it is open.
+    #[inline]
     pub(super) fn ours(&self) -> Option<BorrowedFd<'_>> {
-        self.ours.as_ref().map(AsFd::as_fd)
+        self.end.socket()
     }
 
-    /// The end of the pipe that hangs up at the last close after a reset.
-    pub(super) fn pipe(&self) -> Option<BorrowedFd<'_>> {
-        self.pipe.as_ref().map(AsFd::as_fd)
+    /// The stack's end.
+    pub(super) fn end(&self) -> &StackEnd {
+        &self.end
+    }
+
+    pub(super) fn end_mut(&mut self) -> &mut StackEnd {
+        &mut self.end
     }
 
     /// Whether the kernel reports that the application's end is closed.
@@ -188,14 +222,50 @@ impl Session {
         self.ours().is_some_and(pair::has_hung_up)
     }
 
-    /// Number of bytes of gates that may be in the pair.
-    pub(super) fn gates(&self, slot: &Slot) -> u32 {
-        slot.wishes.gates.load(Ordering::Acquire).wrapping_add(self.gates)
+    pub(super) fn pair_read(&mut self) -> &mut PairRead {
+        &mut self.pair_read
     }
 
-    /// Subtracts `taken` bytes of gates that were read from the pair.
-    pub(super) fn count_gates(&mut self, taken: u32) {
-        self.gates = self.gates.wrapping_sub(taken);
+    /// If a query whether the application's end is open is in progress, it is repeated afterwards. Returns whether that
+    /// is the case.
+    pub(super) fn repeat_query(&mut self) -> bool {
+        let in_progress = self.query != PeerQuery::Idle;
+        if in_progress {
+            self.query = PeerQuery::Repeats;
+        }
+        in_progress
+    }
+
+    /// A query has begun.
+    pub(super) fn begin_query(&mut self) {
+        self.query = PeerQuery::InProgress;
+    }
+
+    /// The query is answered. Returns whether it must be repeated.
+    pub(super) fn end_query(&mut self) -> bool {
+        std::mem::replace(&mut self.query, PeerQuery::Idle) == PeerQuery::Repeats
+    }
+
+    /// Notes that the session is announced at the end of the turn. Returns `true` if that was not noted before.
+    #[inline]
+    pub(super) fn announce_later(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_announced_later, true)
+    }
+
+    /// Makes the announcement that was noted, if there is one. Returns the ticks spent on slow wake-ups.
+    #[inline]
+    pub(super) fn announce_now(&mut self, slot: &Slot, counts: &mut ServeCounts) -> u64 {
+        if !std::mem::take(&mut self.is_announced_later) {
+            return 0;
+        }
+        self.alarm(slot, counts);
+        self.announce(slot, counts);
+        self.end.take_long()
+    }
+
+    /// The connection was opened with these options.
+    pub(super) fn opened_with(&mut self, kept: ConnOptions) {
+        self.applied.opened_with(kept);
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -219,17 +289,13 @@ impl Session {
         let Some(conn) = self.conn() else { return Ok(()) };
         let wanted = slot.wishes.options.load(Ordering::Acquire);
         if matches!(self.what, What::Stream(_)) && !self.is_over() {
-            self.apply(wanted, slot, conn, calls);
+            self.applied.apply(wanted, slot, conn, calls);
         }
         if matches!(self.what, What::Datagrams(_)) && !self.is_over() {
             datagram_bits::apply(slot, conn, calls);
         }
         if !self.is_over() {
-            let buffers = buffers(slot, matches!(self.what, What::Stream(_)));
-            if buffers != self.buffers {
-                self.buffers = buffers;
-                calls.stack.set_buffers(conn, buffers);
-            }
+            self.applied.apply_buffers(slot, matches!(self.what, What::Stream(_)), conn, calls);
             misuse(calls.stack.written(calls.now, conn, calls.out))?;
         }
         misuse(calls.stack.consumed(calls.now, conn, calls.out))?;
@@ -246,43 +312,12 @@ impl Session {
         Ok(())
     }
 
-    /// Applies options that have changed.
-    fn apply(&mut self, wanted: u32, slot: &Slot, conn: ConnId, calls: &mut Calls<'_>) {
-        let wishes = &slot.wishes;
-        let keep = [&wishes.keep_idle, &wishes.keep_interval, &wishes.keep_count]
-            .map(|word| word.load(Ordering::Relaxed));
-        let changed = wanted ^ self.options;
-        if changed & wish::NO_DELAY != 0 {
-            let on = wanted & wish::NO_DELAY != 0;
-            let _ = calls.stack.set_nodelay(calls.now, conn, on, calls.out);
-        }
-        let keeps = wanted & wish::KEEP_ALIVE != 0;
-        if changed & wish::KEEP_ALIVE != 0 || keeps && keep != self.keep {
-            let wanted = keeps.then(|| keep_alive(keep));
-            let _ = calls.stack.set_keepalive(calls.now, conn, wanted, calls.out);
-        }
-        if changed & wish::QUICK_ACK != 0 {
-            calls.stack.acknowledge_now(calls.now, conn, calls.out);
-        }
-        let kept = conn_options(&slot.kept.numbers(), is_v6(slot));
-        if kept != self.kept && calls.stack.set_options(conn, kept).is_ok() {
-            self.kept = kept;
-        }
-        let number = |at| option::decode(slot.kept.number(at)).unwrap_or(0);
-        let syn_retries = u8::try_from(number(option::SYNCNT)).unwrap_or(u8::MAX);
-        let timeouts = (number(option::USER_TIMEOUT), syn_retries);
-        if timeouts != self.timeouts {
-            let _ = calls.stack.set_timeouts(calls.now, conn, timeouts, calls.out);
-        }
-        (self.options, self.keep, self.timeouts) = (wanted, keep, timeouts);
-    }
-
     /// Whether the stack's end may show a hang-up although the application's end is still open. This is the case after
     /// both directions were shut down; the direction to the application by the stack or by the application itself.
     pub(super) fn may_show_early_hang_up(&self, slot: &Slot) -> bool {
         let wanted = slot.wishes.options.load(Ordering::Acquire);
-        let no_more = self.shut || wanted & wish::NO_READ != 0;
-        self.hung || no_more && wanted & wish::END != 0
+        let no_more = self.end.is_shut() || wanted & wish::NO_READ != 0;
+        self.end.is_hung() || no_more && wanted & wish::END != 0
     }
 
     /// Reports an error of a datagram socket to the application, once.
@@ -298,7 +333,7 @@ impl Session {
         }
         if slot.wake.alarm() {
             slot.wake.announce_always();
-            self.put(pair::put_alarm, counts);
+            self.end.put(pair::put_alarm, counts);
         } else if slot.identity.has_failed() {
             self.announce(slot, counts);
         }
@@ -324,8 +359,8 @@ impl Session {
     pub(super) fn announce(&mut self, slot: &Slot, counts: &mut ServeCounts) {
         // An end that is shut down for writing is readable anyway.
         let any = || slot.unread() > 0 && !self.waits_for_more(slot) || slot.identity.has_failed();
-        if !self.shut && slot.wake.announce(any) {
-            self.put(pair::put_token, counts);
+        if !self.end.is_shut() && slot.wake.announce(any) {
+            self.end.put(pair::put_token, counts);
         }
     }
 
@@ -339,36 +374,14 @@ impl Session {
             // The byte of the previous announcement is in the pair as well, unless the process has read it.
             slot.wishes.leftover.fetch_add(announced.into(), Ordering::AcqRel);
             let put = if self.is_urgent(slot) { pair::put_alarm } else { pair::put_token };
-            self.put(put, counts);
-        }
-    }
-
-    /// Writes a byte to the application's end.
-    fn put(&mut self, put: impl FnOnce(BorrowedFd<'_>), counts: &mut ServeCounts) {
-        if let Some(ours) = self.ours().filter(|_| !self.shut) {
-            let from = tsc::now();
-            put(ours);
-            counts.tokens += 1;
-            self.woke(from);
-        }
-    }
-
-    /// Records the duration of a wake-up that began at TSC value `from`, if it was slow.
-    pub(super) fn woke(&mut self, from: u64) {
-        let ticks = tsc::now().saturating_sub(from);
-        if ticks >= LONG {
-            self.long += ticks;
+            self.end.put(put, counts);
         }
     }
 
     /// Returns the ticks spent on slow wake-ups since the last call.
+    #[inline]
     pub(super) fn take_long(&mut self) -> u64 {
-        std::mem::take(&mut self.long)
-    }
-
-    /// Takes the stack's end, and the pipe of a session that was reset. The session has neither afterwards.
-    pub(super) fn take_ends(&mut self) -> impl Iterator<Item = OwnedFd> + use<> {
-        self.ours.take().into_iter().chain(self.pipe.take())
+        self.end.take_long()
     }
 
     /// Opens the gate if the application waits for room and enough is free. Otherwise the stack reports room later.
@@ -419,21 +432,9 @@ impl Session {
         self.open_gate(slot, counts);
     }
 
-    /// Opens the gate. If the pair contains data among the bytes of the gate, the gate opens after that data is taken:
-    /// see [`raw`](super::raw).
+    /// Opens the gate, or after data in the pair is taken.
     fn open_gate(&mut self, slot: &Slot, counts: &mut ServeCounts) {
-        let from = tsc::now();
-        if let Some(ours) = self.ours() {
-            match pair::open_gate(ours, || self.gates(slot)) {
-                Some((taken, data)) => {
-                    self.count_gates(taken);
-                    counts.unsent += u64::from(data);
-                    counts.gates += 1;
-                }
-                None => self.opens = true,
-            }
-            self.woke(from);
-        }
+        self.opens |= !self.end.open_gate(slot, counts);
     }
 
     /// A requested connection is established.
@@ -447,21 +448,12 @@ impl Session {
         // An urgent byte may arrive with the end, and the pair accepts no bytes after the shutdown.
         self.alarm(slot, counts);
         self.show(slot, flags::ENDED);
-        self.shut();
+        self.end.shut();
     }
 
     fn show(&mut self, slot: &Slot, flag: u32) {
         self.flags |= flag;
         slot.set_flags(self.flags);
-    }
-
-    fn shut(&mut self) {
-        if let Some(ours) = self.ours.as_ref().filter(|_| !self.shut) {
-            let from = tsc::now();
-            let _ = shutdown(ours, Shutdown::Write);
-            self.shut = true;
-            self.woke(from);
-        }
     }
 
     /// Reports the end of the session and its cause to the application. `hangs`: whether the stack's end may show a
@@ -482,50 +474,22 @@ impl Session {
         };
         slot.identity.error.store(error, Ordering::Release);
         self.show(slot, flags::OVER);
-        let from = tsc::now();
-        if error != 0 && self.reset(slot, counts) {
-            let ours = self.ours.take();
-            let left = ours.and_then(|ours| {
-                pair::stop_receiving(ours.as_fd());
-                pair::close_plain(ours)
-            });
-            self.woke(from);
-            return Ending::Reset(left);
+        if error != 0
+            && let ending @ Ending::Reset(_) = self.end.reset(slot, counts)
+        {
+            return ending;
         }
-        self.shut();
+        self.end.shut();
         self.open(slot, counts);
-        if let Some(ours) = self.ours.as_ref().filter(|_| error != 0 && hangs) {
-            self.hung = true;
-            let from = tsc::now();
-            let _ = shutdown(ours, Shutdown::Both);
-            self.woke(from);
+        if error != 0 && hangs {
+            self.end.hang_up();
         }
         Ending::Stays
     }
 
-    /// Prepares the pair so that the application's end shows a reset when the stack's end is closed over the unread
-    /// byte. Returns `false` if that is not possible. The other end of a new pipe is queued for the application's end,
-    /// so it stays open as long as the application's end does.
-    fn reset(&mut self, slot: &Slot, counts: &mut ServeCounts) -> bool {
-        // Nothing can be sent after a shutdown.
-        let Some(ours) = self.ours.as_ref().filter(|_| !self.shut) else { return false };
-        let Ok((pipe, there)) = pipe_with(PipeFlags::CLOEXEC) else { return false };
-        // A process that reads tokens now reads some of these bytes, and not the byte that carries the pipe.
-        slot.wake.announce_always();
-        counts.tokens += 1;
-        if wire::send(ours.as_fd(), &[0; DECOYS], &[]).is_err() {
-            return false;
-        }
-        if wire::send(ours.as_fd(), &[0], &[there.as_fd()]).is_err() {
-            return false;
-        }
-        self.pipe = Some(pipe);
-        true
-    }
-
-    /// Splits the session into its slot, its port, the stack's end, and its kind.
-    pub(super) fn into_parts(self) -> (Place, u16, Option<OwnedFd>, DescriptorCharge, What) {
-        (self.place, self.port, self.ours, self.charge, self.what)
+    /// Splits the session into the stack's end and its kind.
+    pub(super) fn into_parts(self) -> (StackEnd, What) {
+        (self.end, self.what)
     }
 
     /// Whether the session ends with a reset when the application closes it.

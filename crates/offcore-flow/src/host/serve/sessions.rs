@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
@@ -17,7 +16,8 @@ use rustix::net::sockopt::socket_cookie;
 use rustix::net::{Shutdown, shutdown};
 
 use super::key::{Key, Source};
-use super::session::{DATAGRAM, Ending, STREAM, Session, What, write_addresses};
+use super::session::{DATAGRAM, STREAM, Session, What, write_addresses};
+use super::stack_end::{Ending, StackEnd};
 use super::{Serve, descriptors, pair};
 use crate::host::Calls;
 
@@ -55,8 +55,8 @@ impl Serve {
         let generation = self.registry.next_generation();
         let application = self.registry.apps.get(app).and_then(Option::as_deref).ok_or(Errno::BADF)?;
         // Sessions whose connections are gone count until they are closed.
-        let few = application.len() < self.config.connections;
-        let number = application.next_number().filter(|_| few).ok_or(Errno::MFILE)?;
+        let few = application.sessions().len() < self.config.connections;
+        let number = application.sessions().next_number().filter(|_| few).ok_or(Errno::MFILE)?;
         let slot = application.slot(place).ok_or(Errno::NOMEM)?;
         let datagrams = matches!(what, What::Datagrams(_));
         let closed = state != state::OPEN && !datagrams;
@@ -89,9 +89,10 @@ impl Serve {
         let ports =
             if matches!(what, What::Bound(..)) { &mut self.ports.bound } else { &mut self.ports.used };
         ports.add(port, app, number);
-        let session = Session::new(place, generation, cookie, (what, port), (pair.ours, charge, gates));
+        let end = StackEnd::new(pair.ours, charge, gates);
+        let session = Session::new(place, generation, cookie, what, port, end);
         let application = self.app(app).ok_or(Errno::BADF)?;
-        application.add_session(Box::new(session));
+        application.sessions_mut().add(Box::new(session));
         Ok(Made { number, named: Named { place: place.number(), generation }, end: pair.app })
     }
 
@@ -109,19 +110,18 @@ impl Serve {
     fn reset(&mut self, app: usize, number: u32, now: u64) {
         self.misuse("a session was reset: its application stored an invalid index", app, now);
         let Some(application) = self.registry.app(app) else { return };
-        let user = application.user;
+        let user = application.user();
         let Some((session, slot)) = application.both(number) else { return };
         if let Some(conn) = session.conn() {
             self.index.by_conn.remove(&conn);
         }
         let ending =
             session.over(slot, Cause::Aborted, self.helpers.peers.are_known(), &mut self.tally.counts);
-        session.what = What::Gone;
-        let key = Key::new(Source::Pipe, app, number, session.generation);
-        if let (Ending::Reset(left), Some(pipe)) = (ending, session.pipe()) {
+        session.change_kind(What::Gone);
+        let key = Key::new(Source::Pipe, app, number, session.generation());
+        if let (Ending::Reset(left), Some(pipe)) = (ending, session.end().pipe()) {
             let _ = self.polling.watch.add(user, pipe, key, EventFlags::empty());
-            let charge = session.charge.clone();
-            left.into_iter().for_each(|left| self.helpers.errands.close(user, (left, charge.clone())));
+            left.into_iter().for_each(|left| self.helpers.errands.close(user, left));
         }
     }
 
@@ -130,7 +130,7 @@ impl Serve {
         let Some(&(app, number)) = self.index.by_conn.get(&conn) else { return };
         let application = self.registry.app(app);
         let Some(session) = application.and_then(|app| app.session_mut(number)) else { return };
-        if !std::mem::replace(&mut session.queued, true) {
+        if session.announce_later() {
             self.index.announced.push((app, number));
         }
     }
@@ -169,19 +169,18 @@ impl Serve {
     pub(super) fn over(&mut self, conn: ConnId, cause: Cause) {
         let Some(&(app, number)) = self.index.by_conn.get(&conn) else { return };
         let Some(application) = self.registry.app(app) else { return };
-        let user = application.user;
+        let user = application.user();
         let Some((session, slot)) = application.both(number) else { return };
         let ending = session.over(slot, cause, self.helpers.peers.are_known(), &mut self.tally.counts);
-        if matches!(session.what, What::Datagrams(_)) {
+        if matches!(session.what(), What::Datagrams(_)) {
             // The stack has already released the socket and its slot.
             self.index.by_conn.remove(&conn);
-            session.what = What::Gone;
+            session.change_kind(What::Gone);
         }
-        let key = Key::new(Source::Pipe, app, number, session.generation);
-        if let (Ending::Reset(left), Some(pipe)) = (ending, session.pipe()) {
+        let key = Key::new(Source::Pipe, app, number, session.generation());
+        if let (Ending::Reset(left), Some(pipe)) = (ending, session.end().pipe()) {
             let _ = self.polling.watch.add(user, pipe, key, EventFlags::empty());
-            let charge = session.charge.clone();
-            left.into_iter().for_each(|left| self.helpers.errands.close(user, (left, charge.clone())));
+            left.into_iter().for_each(|left| self.helpers.errands.close(user, left));
         }
         self.settle(app, number);
     }
@@ -190,22 +189,17 @@ impl Serve {
     /// down.
     pub(super) fn hung_up(&mut self, app: usize, number: u32, generation: u32, calls: &mut Calls<'_>) {
         let Some(application) = self.registry.app(app) else { return };
-        let user = application.user;
+        let user = application.user();
         let Some((session, slot)) = application.both(number) else { return };
-        if session.generation != generation {
-            return;
-        }
-        if session.asked {
-            // The application may have closed its end after the query was answered.
-            session.again = true;
+        // The application may close its end after the query is answered.
+        if session.generation() != generation || session.repeat_query() {
             return;
         }
         let key = Key::new(Source::End, app, number, generation);
         let ours = session.ours().filter(|_| session.may_show_early_hang_up(slot));
-        session.asked =
-            ours.is_some_and(|ours| self.helpers.peers.ask(user, key, ours, &mut self.helpers.errands));
-        if !session.asked {
-            self.has_closed(app, number, calls);
+        match ours.is_some_and(|ours| self.helpers.peers.ask(user, key, ours, &mut self.helpers.errands)) {
+            true => session.begin_query(),
+            false => self.has_closed(app, number, calls),
         }
     }
 
@@ -231,9 +225,8 @@ impl Serve {
     fn handle_peer_answer(&mut self, key: Key, lives: Option<bool>, calls: &mut Calls<'_>) {
         let (app, number) = (usize::from(key.app), key.number);
         let session = self.app(app).and_then(|app| app.session_mut(number));
-        let Some(session) = session.filter(|session| session.generation == key.generation) else { return };
-        session.asked = false;
-        let again = std::mem::take(&mut session.again);
+        let Some(session) = session.filter(|session| session.generation() == key.generation) else { return };
+        let again = session.end_query();
         if lives != Some(true) {
             return self.has_closed(app, number, calls);
         }
@@ -265,7 +258,7 @@ impl Serve {
         let all = self.ports.used.at(port).take(ENDED).filter_map(named);
         let closed: ArrayVec<_, ENDED> = all
             .filter(|(_, _, session)| session.has_hung_up())
-            .map(|(app, number, session)| (app, number, session.generation))
+            .map(|(app, number, session)| (app, number, session.generation()))
             .collect();
         for (app, number, generation) in closed {
             self.hung_up(app, number, generation, calls);
@@ -276,14 +269,14 @@ impl Serve {
     pub(super) fn stop_listening(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
         let application = self.registry.app(app);
         let Some((session, slot)) = application.and_then(|app| app.both(number)) else { return };
-        let What::Listener(listener) = &session.what else { return };
+        let What::Listener(listener) = session.what() else { return };
         self.index.by_listener.remove(&listener.id);
         self.ports.used.remove(listener.port, app, number);
         self.ports.bound.add(listener.port, app, number);
         calls.stack.unlisten(calls.now, listener.id, calls.out);
         let bound = What::Bound(listener.address, listener.port);
         slot.set_state(state::BOUND);
-        if let What::Listener(listener) = std::mem::replace(&mut session.what, bound) {
+        if let What::Listener(listener) = session.change_kind(bound) {
             self.end_kernel(app, listener);
         }
     }
@@ -293,12 +286,13 @@ impl Serve {
         // Data written just before the close is sent as well.
         self.process_session(app, number, calls);
         let Some(application) = self.registry.app(app) else { return };
-        let Some(session) = application.remove_session(number) else { return };
-        let resets = application.slot(session.place).is_some_and(Session::wants_reset);
-        let (id, user) = (application.id, application.user);
-        let (place, port, ours, charge, what) = session.into_parts();
-        if let Some(ours) = ours.and_then(pair::close_plain) {
-            self.helpers.errands.close(user, (ours, charge));
+        let Some(session) = application.sessions_mut().remove(number) else { return };
+        let (place, port) = (session.place(), session.port());
+        let resets = application.slot(place).is_some_and(Session::wants_reset);
+        let (id, user) = (application.id(), application.user());
+        let (end, what) = session.into_parts();
+        if let Some(left) = end.close() {
+            self.helpers.errands.close(user, left);
         }
         self.ports.used.remove(port, app, number);
         self.ports.bound.remove(port, app, number);
@@ -332,7 +326,7 @@ impl Serve {
         if application.process(number, generation).is_none() {
             return;
         }
-        let user = application.user;
+        let user = application.user();
         self.wake_application(app);
         let Some(application) = self.app(app) else { return };
         // The process may have died in the middle of a call.
@@ -352,7 +346,7 @@ impl Serve {
 
     /// Closes the socket of a process.
     pub(super) fn close_socket(&mut self, app: usize, channel: Option<OwnedFd>) {
-        if let (Some(channel), Some(user)) = (channel, self.app(app).map(|app| app.user)) {
+        if let (Some(channel), Some(user)) = (channel, self.app(app).map(|app| app.user())) {
             self.polling.watch.remove(user, channel.as_fd());
             self.helpers.errands.close_socket(user, channel, None);
         }
@@ -397,32 +391,30 @@ impl Serve {
     /// Ends an application and all its sessions.
     pub(super) fn end_application(&mut self, app: usize, calls: &mut Calls<'_>) {
         let Some(application) = self.app(app) else { return };
-        application.shared.end();
-        let numbers = application.numbers();
+        application.announce_end();
+        let numbers = application.sessions().numbers();
         for number in numbers {
             self.close_immediately(app, number, calls);
         }
         let Some(mut application) = self.registry.apps.get_mut(app).and_then(Option::take) else { return };
-        let user = application.user;
+        let user = application.user();
         self.registry.awake.remove(app);
-        self.registry.by_id.remove(&application.id);
-        self.polling.watch.remove(user, application.event.as_fd());
-        for descriptor in application.process_descriptors() {
+        self.registry.by_id.remove(&application.id());
+        self.polling.watch.remove(user, application.doorbell().event());
+        for descriptor in application.processes().descriptors() {
             self.polling.watch.remove(user, descriptor.as_fd());
         }
-        if let Some(mut acceptor) = application.acceptor.take() {
+        if let Some(mut acceptor) = application.take_acceptor() {
             self.polling.watch.remove(user, acceptor.as_fd());
             match acceptor.end(calls.now, &mut self.helpers.errands) {
                 true => self.helpers.errands.close(user, acceptor),
                 false => self.acceptors.ending.push(acceptor),
             }
         }
-        calls.stack.remove_app(application.id);
-        if let Some(share) = application.share.take() {
-            let charge = application.charge.clone();
-            self.helpers.feed.leave(user, Arc::clone(&application.memory), share, charge);
-        }
-        self.helpers.errands.run(user, move || shut_down(application.channels()));
+        calls.stack.remove_app(application.id());
+        let charge = application.charge().clone();
+        self.helpers.feed.leave(user, application.memory_mut(), charge);
+        self.helpers.errands.run(user, move || shut_down(application.processes().channels()));
     }
 }
 

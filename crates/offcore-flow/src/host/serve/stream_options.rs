@@ -2,8 +2,76 @@
 
 use std::sync::atomic::Ordering;
 
-use offcore_session::slot::{OPTIONS, Slot, number as option};
-use offcore_tcp::proto::{Algorithm, Buffers, ConnOptions, KeepAlive};
+use offcore_session::slot::{OPTIONS, Slot, number as option, wish};
+use offcore_tcp::proto::{Algorithm, Buffers, ConnId, ConnOptions, KeepAlive};
+
+use crate::host::Calls;
+
+/// The options of a session's connection that are in effect.
+#[derive(Debug, Default)]
+pub(super) struct AppliedOptions {
+    /// Bits of [`wish`].
+    bits: u32,
+    /// Seconds and count of keep-alive probes.
+    keep: [u32; 3],
+    buffers: Buffers,
+    kept: ConnOptions,
+    /// `TCP_USER_TIMEOUT` and `TCP_SYNCNT`.
+    timeouts: (u32, u8),
+}
+
+impl AppliedOptions {
+    /// The connection was opened with these options.
+    pub(super) fn opened_with(&mut self, kept: ConnOptions) {
+        self.kept = kept;
+    }
+
+    /// Applies options of a stream that have changed. `wanted` are bits of [`wish`].
+    pub(super) fn apply(&mut self, wanted: u32, slot: &Slot, conn: ConnId, calls: &mut Calls<'_>) {
+        let wishes = &slot.wishes;
+        let keep = [&wishes.keep_idle, &wishes.keep_interval, &wishes.keep_count]
+            .map(|word| word.load(Ordering::Relaxed));
+        let changed = wanted ^ self.bits;
+        if changed & wish::NO_DELAY != 0 {
+            let on = wanted & wish::NO_DELAY != 0;
+            let _ = calls.stack.set_nodelay(calls.now, conn, on, calls.out);
+        }
+        let keeps = wanted & wish::KEEP_ALIVE != 0;
+        if changed & wish::KEEP_ALIVE != 0 || keeps && keep != self.keep {
+            let wanted = keeps.then(|| keep_alive(keep));
+            let _ = calls.stack.set_keepalive(calls.now, conn, wanted, calls.out);
+        }
+        if changed & wish::QUICK_ACK != 0 {
+            calls.stack.acknowledge_now(calls.now, conn, calls.out);
+        }
+        let kept = conn_options(&slot.kept.numbers(), is_v6(slot));
+        if kept != self.kept && calls.stack.set_options(conn, kept).is_ok() {
+            self.kept = kept;
+        }
+        let number = |at| option::decode(slot.kept.number(at)).unwrap_or(0);
+        let syn_retries = u8::try_from(number(option::SYNCNT)).unwrap_or(u8::MAX);
+        let timeouts = (number(option::USER_TIMEOUT), syn_retries);
+        if timeouts != self.timeouts {
+            let _ = calls.stack.set_timeouts(calls.now, conn, timeouts, calls.out);
+        }
+        (self.bits, self.keep, self.timeouts) = (wanted, keep, timeouts);
+    }
+
+    /// Applies buffer sizes that have changed.
+    pub(super) fn apply_buffers(
+        &mut self,
+        slot: &Slot,
+        is_stream: bool,
+        conn: ConnId,
+        calls: &mut Calls<'_>,
+    ) {
+        let buffers = buffers(slot, is_stream);
+        if buffers != self.buffers {
+            self.buffers = buffers;
+            calls.stack.set_buffers(conn, buffers);
+        }
+    }
+}
 
 /// Returns the buffer sizes that the application has set. Datagram sockets store other options in these words.
 pub(super) fn buffers(slot: &Slot, is_stream: bool) -> Buffers {
@@ -50,7 +118,7 @@ pub(super) fn name_congestion(slot: &Slot, usual: Algorithm) {
 }
 
 /// Returns keep-alive parameters. `idle` and `interval` are in seconds. A 0 selects the default.
-pub(super) fn keep_alive([idle, interval, count]: [u32; 3]) -> KeepAlive {
+fn keep_alive([idle, interval, count]: [u32; 3]) -> KeepAlive {
     let usual = KeepAlive::default();
     let micros = |seconds: u32, usual| if seconds == 0 { usual } else { u64::from(seconds) * 1_000_000 };
     KeepAlive {

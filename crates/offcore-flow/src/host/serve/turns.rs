@@ -8,7 +8,8 @@ use std::time::Duration;
 use offcore_stats::tsc;
 
 use super::Serve;
-use super::application::{Application, Work};
+use super::application::Application;
+use super::backlog::Work;
 use crate::host::Calls;
 
 /// The time per round for requests of applications, and the length of one slice. A unit of work is not interrupted.
@@ -23,7 +24,7 @@ const RECENT: Duration = Duration::from_millis(10);
 struct Account {
     user: u32,
     /// Ticks used.
-    had: u64,
+    used: u64,
     /// Ticks used since the last call of [`Turns::begin_slices`].
     slice: u64,
     /// TSC value at the end of the last work.
@@ -53,7 +54,7 @@ impl Turns {
     fn account(&mut self, user: u32) -> &mut Account {
         let found = self.users.iter().position(|account| account.user == user);
         let at = found.unwrap_or_else(|| {
-            self.users.push(Account { user, had: 0, slice: 0, active: 0, ready: VecDeque::new() });
+            self.users.push(Account { user, used: 0, slice: 0, active: 0, ready: VecDeque::new() });
             self.users.len() - 1
         });
         &mut self.users[at]
@@ -74,14 +75,14 @@ impl Turns {
     fn next(&mut self) -> Option<(u32, usize)> {
         let least = self.least;
         let waiting = self.users.iter_mut().filter(|account| !account.ready.is_empty());
-        let account = waiting.min_by_key(|account| account.had.max(least))?;
+        let account = waiting.min_by_key(|account| account.used.max(least))?;
         account.ready.pop_front().map(|app| (account.user, app))
     }
 
     /// Charges a user for a slice that ended at TSC value `now`.
     fn charge(&mut self, user: u32, ticks: u64, now: u64) {
-        let had = self.account(user).had;
-        self.least = self.least.max(had);
+        let used = self.account(user).used;
+        self.least = self.least.max(used);
         self.add(user, ticks, now);
     }
 
@@ -95,7 +96,7 @@ impl Turns {
     pub(super) fn pay(&mut self, user: u32, ticks: u64) {
         let least = self.least;
         let account = self.account(user);
-        account.had = account.had.max(least) + ticks;
+        account.used = account.used.max(least) + ticks;
         account.slice += ticks;
     }
 
@@ -153,9 +154,10 @@ impl Serve {
             }
             let Some((user, app)) = self.schedule.turns.next() else { return false };
             // The application may have ended, and another one may have its index.
-            let application = self.app(app).filter(|application| application.user == user);
-            let Some(application) = application.filter(|application| application.ready) else { continue };
-            application.ready = false;
+            let application = self.app(app).filter(|application| application.user() == user);
+            if !application.is_some_and(|application| application.backlog_mut().dequeue()) {
+                continue;
+            }
             let from = now;
             loop {
                 // A search without a result is charged as well.
@@ -167,9 +169,7 @@ impl Serve {
             }
             let ticks = self.schedule.waking.spent(from, self.schedule.turns.round);
             self.schedule.turns.charge(user, ticks, now);
-            if let Some(application) = self.app(app).filter(|application| application.has_due_work())
-                && !std::mem::replace(&mut application.ready, true)
-            {
+            if self.app(app).is_some_and(|application| application.backlog_mut().enqueue_if_due()) {
                 self.schedule.turns.add_ready(user, app);
             }
         }
@@ -180,10 +180,10 @@ impl Serve {
         let turns = &mut self.schedule.turns;
         for number in self.registry.awake.iter() {
             let application = self.registry.apps.get_mut(number).and_then(Option::as_deref_mut);
-            if let Some(application) = application.filter(|application| application.has_due_work())
-                && !std::mem::replace(&mut application.ready, true)
+            if let Some(application) = application
+                && application.backlog_mut().enqueue_if_due()
             {
-                turns.add_ready(application.user, number);
+                turns.add_ready(application.user(), number);
             }
         }
         turns.is_ready()
@@ -210,8 +210,8 @@ mod tests {
 
     impl Turns {
         /// Returns the ticks that a user has used.
-        pub(in crate::host::serve) fn had(&mut self, user: u32) -> u64 {
-            self.account(user).had
+        pub(in crate::host::serve) fn used_ticks(&mut self, user: u32) -> u64 {
+            self.account(user).used
         }
 
         /// Keeps users active until the end of a test, and sets the length of slices to 0, so that a slice is one unit
@@ -240,14 +240,14 @@ mod tests {
 
     #[test]
     fn users_share_time_equally() {
-        let had = slices(60, [10, 10], 120);
-        assert_eq!(had.iter().filter(|app| **app == 60).count(), 60);
-        let mut first: Vec<_> = had.into_iter().filter(|app| *app < 60).collect();
+        let served = slices(60, [10, 10], 120);
+        assert_eq!(served.iter().filter(|app| **app == 60).count(), 60);
+        let mut first: Vec<_> = served.into_iter().filter(|app| *app < 60).collect();
         first.sort_unstable();
         assert!(first.into_iter().eq(0..60), "each application has its turn");
         // A user with long slices gets fewer of them.
-        let had = slices(3, [100, 10], 110);
-        assert_eq!(had.iter().filter(|app| **app == 3).count(), 100);
+        let served = slices(3, [100, 10], 110);
+        assert_eq!(served.iter().filter(|app| **app == 3).count(), 100);
     }
 
     /// Serves the next user, 1 or 2, for `ticks`.

@@ -9,18 +9,15 @@
 //! wake-up.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use offcore_stats::tsc;
-use rustix::net::{Shutdown, shutdown};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::Serve;
+use super::stack_end::{ClosingEnd, LONG};
 
-/// A wake-up that takes at least this number of TSC ticks is long: about 30 us.
-pub(super) const LONG: u64 = 100_000;
 /// Number of users with long wake-ups that are distinguished in a turn. When there are this many, the announcements of
 /// all users wait.
 const USERS: usize = 8;
@@ -130,7 +127,7 @@ impl Serve {
         let from = tsc::now();
         announced.retain(|&(app, number)| {
             let Some(application) = self.registry.app(app) else { return false };
-            let user = application.user;
+            let user = application.user();
             if !long.is_empty() && (long.is_full() || long.iter().any(|(other, ..)| *other == user)) {
                 return true;
             }
@@ -144,15 +141,11 @@ impl Serve {
             }
             counts[at].1 += 1;
             let Some((session, slot)) = application.both(number) else { return false };
-            if std::mem::take(&mut session.queued) {
-                session.alarm(slot, &mut self.tally.counts);
-                session.announce(slot, &mut self.tally.counts);
-                let ticks = session.take_long();
-                // The woken thread may have run on this core in between.
-                let taken = if ticks > 0 { self.schedule.waking.taken(ticks) } else { 0 };
-                if taken >= LONG {
-                    long.push((user, app, taken));
-                }
+            let ticks = session.announce_now(slot, &mut self.tally.counts);
+            // The woken thread may have run on this core in between.
+            let taken = if ticks > 0 { self.schedule.waking.taken(ticks) } else { 0 };
+            if taken >= LONG {
+                long.push((user, app, taken));
             }
             false
         });
@@ -200,7 +193,7 @@ impl Serve {
     #[cold]
     fn took(&mut self, app: usize, taken: u64) {
         let Some(application) = self.registry.app(app) else { return };
-        let user = application.user;
+        let user = application.user();
         if taken < self.schedule.waking.slow || !self.schedule.waking.charge(user, taken, tsc::now()) {
             return;
         }
@@ -211,15 +204,11 @@ impl Serve {
             tsc::to_ns(taken) / 1e6
         );
         // The ends are closed in a thread of the user, so that no worker waits for it.
-        let ends = application.take_ends();
-        self.helpers.errands.run(user, move || ends.iter().for_each(|(end, _)| close(end)));
+        let ends = application.sessions_mut().take_ends();
+        self.helpers.errands.run(user, move || ends.iter().for_each(ClosingEnd::hang_up));
         application.start_ending();
         self.wake_application(app);
     }
-}
-
-fn close(end: &OwnedFd) {
-    let _ = shutdown(end, Shutdown::Both);
 }
 
 #[cfg(test)]

@@ -50,7 +50,8 @@ impl World {
         let mut turns = Turns::private();
         (turns.times.ahead, turns.times.linger, turns.times.turn, turns.times.measured) =
             (5 * US, 5 * US, 20 * US, 10 * SECOND);
-        (turns.times.asked, turns.times.looks, turns.times.dear) = (100 * US, 1000 * US, 1000 * US);
+        (turns.times.long_turn, turns.times.usage_interval, turns.times.expensive_turn) =
+            (100 * US, 1000 * US, 1000 * US);
         (turns.began, turns.ended, turns.looked) = (1000 * US, 1000 * US, 1000 * US);
         USAGE.set(Usage::default());
         turns.look = || USAGE.get();
@@ -128,10 +129,10 @@ fn always(_: u64, _: usize) -> bool {
 #[test]
 fn expensive_task_gets_equal_share() {
     // 10 ms: work of the kernel for a task counts, too.
-    for (dear, time) in [(50 * US, 1), (100 * US, 1), (900 * US, 1), (10_000 * US, 10), (100_000 * US, 100)] {
+    for (cost, time) in [(50 * US, 1), (100 * US, 1), (900 * US, 1), (10_000 * US, 10), (100_000 * US, 100)] {
         let time = time * SECOND;
-        let used = World::new(3).run(time, &[Runs(dear), Runs(4 * US), Runs(5 * US)], always);
-        assert!(used.iter().all(|&used| used.abs_diff(time / 3) <= time / 50), "{dear}: {used:?}");
+        let used = World::new(3).run(time, &[Runs(cost), Runs(4 * US), Runs(5 * US)], always);
+        assert!(used.iter().all(|&used| used.abs_diff(time / 3) <= time / 50), "{cost}: {used:?}");
     }
 }
 
@@ -358,8 +359,8 @@ fn long_round_enables_turn_accounting() {
     let mut turns = Turns::private();
     // The test moves times by two hours instead of waiting, so that it does not depend on the machine's speed.
     let [hour, two_hours] = [1, 2].map(|hours| tsc::ticks(Duration::from_secs(hours * 3600)));
-    (turns.times.long, turns.times.measured) = (hour, hour);
-    (turns.times.ahead, turns.times.asked, turns.times.looks) = (hour, hour, hour);
+    (turns.times.long_round, turns.times.measured) = (hour, hour);
+    (turns.times.ahead, turns.times.long_turn, turns.times.usage_interval) = (hour, hour, hour);
     turns.began = tsc::now();
     assert!(!turns.begin());
     turns.began = tsc::now().wrapping_sub(two_hours);
@@ -376,7 +377,7 @@ fn long_round_enables_turn_accounting() {
     };
     assert_eq!(turns.round(&mut all), 12);
     assert_eq!(turns.parties.len(), 2, "a port is one party, however many queues it has");
-    turns.times.long = hour;
+    turns.times.long_round = hour;
     assert!(turns.begin(), "turns are measured for an hour");
     turns.until = turns.until.map(|until| until.wrapping_sub(two_hours));
     assert!(turns.begin());
