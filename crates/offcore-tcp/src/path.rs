@@ -302,8 +302,8 @@ impl Path {
                 }
                 Verdict::Reply => {
                     packet.set_offload(false);
-                    let link = (iface, self.stack.mtu(iface));
-                    self.links.send_whole(&mut self.stack, link, packet, ctx.cache);
+                    let mtu = self.stack.mtu(iface);
+                    self.links.send_whole(&mut self.stack, iface, mtu, packet, ctx.cache);
                 }
                 Verdict::Copies => copied.push(packet),
                 Verdict::Fragment => self.whole.extend(self.fragments.add(now, packet, ctx.cache)),

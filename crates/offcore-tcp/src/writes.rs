@@ -74,7 +74,8 @@ impl Writes {
         stack: &mut Stack,
         conn: ConnId,
         writer: &mut Writer,
-        (buffer, range): (&Arc<Mapping>, Range<usize>),
+        buffer: &Arc<Mapping>,
+        range: Range<usize>,
     ) -> usize {
         assert!(range.start <= range.end && range.end <= buffer.len(), "{range:?} of {} bytes", buffer.len());
         let mut left = range;

@@ -117,7 +117,8 @@ pub struct Figures {
 }
 
 impl Figures {
-    fn new(counts: Counts, since: Counts, (tx, rx): (f64, f64), latencies: &Histogram) -> Self {
+    /// `tx` and `rx`: the seconds in which packets were sent and received since `since`.
+    fn new(counts: Counts, since: Counts, tx: f64, rx: f64, latencies: &Histogram) -> Self {
         let passed = counts - since;
         let rate = |count: u64, seconds: f64| count as f64 / seconds.max(1e-9);
         let bits = |bytes: u64, seconds| rate(bytes, seconds) * 8.0 / 1e9;
@@ -288,7 +289,7 @@ impl Reporter {
         over: (Duration, Duration),
         latencies: &[Histogram],
     ) -> PktgenReport {
-        let seconds = (over.0.as_secs_f64(), over.1.as_secs_f64());
+        let (sending, receiving) = (over.0.as_secs_f64(), over.1.as_secs_f64());
         let (mut all, mut all_before) = (Counts::default(), Counts::default());
         let (mut together, mut directions) = (Histogram::new(), Vec::new());
         for (index, direction) in running.directions.iter().enumerate() {
@@ -301,7 +302,7 @@ impl Reporter {
                 since
             };
             let (counts, earlier) = (since_clear(counted[index]), since_clear(before[index]));
-            let figures = Figures::new(counts, earlier, seconds, &latencies[index]);
+            let figures = Figures::new(counts, earlier, sending, receiving, &latencies[index]);
             directions.push(DirectionReport { from: direction.from, to: direction.to, figures });
             (all, all_before) = (all + counts, all_before + earlier);
             together.merge(&latencies[index]);
@@ -310,13 +311,13 @@ impl Reporter {
         PktgenReport {
             report: kind,
             seconds: self.started.elapsed().as_secs_f64(),
-            over_seconds: seconds.0,
+            over_seconds: sending,
             running: settings.running && !running.is_done(),
             rate: settings.rate.to_string(),
             size: settings.sizes.to_string(),
             flows: settings.flows,
             burst: settings.burst,
-            all: Figures::new(all, all_before, seconds, &together),
+            all: Figures::new(all, all_before, sending, receiving, &together),
             directions,
         }
     }

@@ -118,7 +118,7 @@ impl Assembly<'_> {
         for (worker, ports) in ports.into_iter().enumerate() {
             let share = Share { worker: worker as u32, of: workers as u32 };
             let config = hosting.config(secret, share);
-            self.add_host_worker(hosting, worker, config, (ports, &mtus), Arc::clone(&unfinished))?;
+            self.add_host_worker(hosting, worker, config, ports, &mtus, Arc::clone(&unfinished))?;
         }
         Ok(mtus)
     }
@@ -129,7 +129,8 @@ impl Assembly<'_> {
         hosting: &Hosting,
         worker: usize,
         config: Config,
-        (ports, mtus): (Vec<HostPort>, &[HostMtu]),
+        ports: Vec<HostPort>,
+        mtus: &[HostMtu],
         unfinished: Unfinished,
     ) -> Result<(), SwitchError> {
         let mut stack = Stack::new(config).or_else(|error| Field::Pool.refuse(error.to_string()))?;

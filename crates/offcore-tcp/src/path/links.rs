@@ -185,7 +185,7 @@ impl Links {
         cache: &mut PoolCache,
     ) {
         if known {
-            return self.send_whole(stack, (iface, mtu), packet, cache);
+            return self.send_whole(stack, iface, mtu, packet, cache);
         }
         let pool = cache.pool();
         let most = self.part.div_ceil(WAITING_SHARE);
@@ -233,7 +233,7 @@ impl Links {
             match station {
                 Some(station) => {
                     packet.bytes_mut()[..station.0.len()].copy_from_slice(&station.0);
-                    self.send_whole(stack, (iface, mtu), packet, cache);
+                    self.send_whole(stack, iface, mtu, packet, cache);
                 }
                 None if now.saturating_sub(since) > LONGEST_WAIT => {
                     self.stats.starved += 1;
@@ -249,7 +249,8 @@ impl Links {
     pub(super) fn send_whole(
         &mut self,
         stack: &mut Stack,
-        (iface, mtu): (u8, u16),
+        iface: u8,
+        mtu: u16,
         packet: Packet,
         cache: &mut PoolCache,
     ) {

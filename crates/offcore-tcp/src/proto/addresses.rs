@@ -18,7 +18,8 @@ impl Net {
         &mut self,
         now: u64,
         number: u8,
-        (prefix, life): (Prefix, AddressLifetime),
+        prefix: Prefix,
+        life: AddressLifetime,
         out: &mut Out,
     ) {
         let runs_neighbour_protocols = self.runs_neighbour_protocols();

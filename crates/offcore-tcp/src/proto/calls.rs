@@ -320,7 +320,8 @@ impl Stack {
         &mut self,
         now: u64,
         conn: ConnId,
-        (user_timeout, syn_retries): (u32, u8),
+        user_timeout: u32,
+        syn_retries: u8,
         out: &mut Out,
     ) -> Result<(), CallError> {
         let tcb = &mut self.conns.get_mut(conn).ok_or(CallError::Gone)?.tcb;

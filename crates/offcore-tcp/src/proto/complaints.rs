@@ -26,7 +26,7 @@ impl Stack {
             IpAddr::V6(_) => (icmpv6::DESTINATION_UNREACHABLE, icmpv6::PORT_UNREACHABLE),
         };
         let quoted = &head[ETHERNET..ip.end.min(head.len())];
-        self.send_icmp_error(now, (Some(ip.dst), ip.src), IcmpErrorHead { kind, code, rest: 0 }, quoted, out);
+        self.send_icmp_error(now, Some(ip.dst), ip.src, IcmpErrorHead { kind, code, rest: 0 }, quoted, out);
     }
 
     /// Sends an error because the host does not support the transport protocol (RFC 1122, 3.2.2.1). For IPv6 see
@@ -35,7 +35,7 @@ impl Stack {
     pub(super) fn protocol_unreachable(&mut self, now: u64, ip: &IpHeaders, head: &[u8], out: &mut Out) {
         let (kind, code) = (icmpv4::DESTINATION_UNREACHABLE, icmpv4::PROTOCOL_UNREACHABLE);
         let quoted = &head[ETHERNET..ip.end.min(head.len())];
-        self.send_icmp_error(now, (Some(ip.dst), ip.src), IcmpErrorHead { kind, code, rest: 0 }, quoted, out);
+        self.send_icmp_error(now, Some(ip.dst), ip.src, IcmpErrorHead { kind, code, rest: 0 }, quoted, out);
     }
 
     /// Sends an error because an IPv6 packet has an unknown header or option (RFC 8200, 4; RFC 4443, 3.4).
@@ -59,14 +59,15 @@ impl Stack {
         }
         let complaint =
             IcmpErrorHead { kind: icmpv6::PARAMETER_PROBLEM, code: problem.code, rest: problem.pointer };
-        self.send_icmp_error(now, (to_us.then_some(dst), src), complaint, frame.payload(), out);
+        self.send_icmp_error(now, to_us.then_some(dst), src, complaint, frame.payload(), out);
     }
 
     /// Sends an error about the packet `quoted`. Without `from` the route determines the source address.
     fn send_icmp_error(
         &mut self,
         now: u64,
-        (from, to): (Option<IpAddr>, IpAddr),
+        from: Option<IpAddr>,
+        to: IpAddr,
         complaint: IcmpErrorHead,
         quoted: &[u8],
         out: &mut Out,

@@ -70,12 +70,13 @@ impl Stack {
     pub(super) fn dhcp_message(
         &mut self,
         now: u64,
-        (iface, station): (u8, MacAddr),
+        iface: u8,
+        station: MacAddr,
         message: &[u8],
         out: &mut Out,
     ) {
         let before = self.net.ifaces.get(usize::from(iface)).map_or(0, |iface| iface.mtu);
-        self.net.dhcp_reply(now, (iface, station), message, out);
+        self.net.dhcp_reply(now, iface, station, message, out);
         self.fit_mtu(iface, before);
     }
 
@@ -200,9 +201,7 @@ impl Net {
         let way = self.way(lease.server.into()).filter(|way| way.iface == number);
         let station = way.and_then(|way| self.station(now, (number, way.next_hop), out));
         match station {
-            Some(station) => {
-                out.messages.push(message(number, (mac, station), (own, lease.server), &request))
-            }
+            Some(station) => out.messages.push(message(number, mac, station, own, lease.server, &request)),
             None => dhcp.due = (now + SECOND).min(until),
         }
     }
@@ -250,8 +249,8 @@ impl Net {
                 requested: None,
                 server: Some(lease.server),
             };
-            let from_to = (own.unwrap_or(Ipv4Addr::UNSPECIFIED), lease.server);
-            out.messages.push(message(number, (mac, lease.station), from_to, &request));
+            let from = own.unwrap_or(Ipv4Addr::UNSPECIFIED);
+            out.messages.push(message(number, mac, lease.station, from, lease.server, &request));
             self.drop_lease(now, number, &lease, out);
         }
     }
@@ -260,7 +259,8 @@ impl Net {
     pub(crate) fn dhcp_reply(
         &mut self,
         now: u64,
-        (number, station): (u8, MacAddr),
+        number: u8,
+        station: MacAddr,
         message: &[u8],
         out: &mut Out,
     ) {
@@ -299,8 +299,7 @@ impl Net {
                 let Some(offered) = asked.map(|lease| lease.prefix.address) else { return };
                 let lease = lease_of(now, reply, station).filter(|lease| lease.prefix.address == offered);
                 let Some(lease) = lease.filter(|_| !self.has(offered)) else { return };
-                let address = (lease.prefix, AddressLifetime::permanent(Origin::Dhcp));
-                self.add_address(now, number, address, out);
+                self.add_address(now, number, lease.prefix, AddressLifetime::permanent(Origin::Dhcp), out);
                 dhcp.lease = Some(lease);
                 dhcp.enter(State::Probing, now + LOOK);
             }
@@ -330,13 +329,15 @@ impl Net {
 
 /// Creates a message of a client without an address.
 fn broadcast(iface: u8, mac: MacAddr, request: &DhcpRequest) -> Message {
-    message(iface, (mac, BROADCAST), (Ipv4Addr::UNSPECIFIED, Ipv4Addr::BROADCAST), request)
+    message(iface, mac, BROADCAST, Ipv4Addr::UNSPECIFIED, Ipv4Addr::BROADCAST, request)
 }
 
 fn message(
     iface: u8,
-    (src_mac, dst_mac): (MacAddr, MacAddr),
-    (src, dst): (Ipv4Addr, Ipv4Addr),
+    src_mac: MacAddr,
+    dst_mac: MacAddr,
+    src: Ipv4Addr,
+    dst: Ipv4Addr,
     request: &DhcpRequest,
 ) -> Message {
     let mut payload = [0; dhcp::LEN];

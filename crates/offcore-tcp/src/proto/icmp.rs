@@ -52,7 +52,7 @@ impl Stack {
                 Ok(Verdict::Reply)
             }
             Icmpv4::Unreachable { code, mtu, quoted } => {
-                self.unreachable_v4(now, ip.src, (code, mtu), quoted, out);
+                self.unreachable_v4(now, ip.src, code, mtu, quoted, out);
                 Ok(Verdict::Consumed)
             }
             Icmpv4::TimeExceeded { code, quoted } => {
@@ -194,7 +194,8 @@ impl Stack {
         &mut self,
         now: u64,
         offender: IpAddr,
-        (code, mtu): (u8, u16),
+        code: u8,
+        mtu: u16,
         quoted: &[u8],
         out: &mut Out,
     ) {

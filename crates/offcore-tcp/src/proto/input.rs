@@ -96,8 +96,7 @@ impl Input<'_> {
         {
             conn.rx.mark_urgent(self.arena, position);
         }
-        let payload = (segment.payload_at, segment.payload_len);
-        self.text(conn, payload, start, segment.has(TcpFlags::FIN))
+        self.text(conn, segment.payload_at, segment.payload_len, start, segment.has(TcpFlags::FIN))
     }
 
     /// Processes an in-order segment whose other fields repeat the previous segment, if no data is missing, no sent
@@ -119,9 +118,9 @@ impl Input<'_> {
         }
         if let Some(timestamps) = again.timestamps {
             tcb.receiver.take_timestamp(self.now, Some(start), timestamps);
-            tcb.measure_arrival(self.now, again.timestamps, again.payload.1);
+            tcb.measure_arrival(self.now, again.timestamps, again.payload_len);
         }
-        let taken = self.text(conn, again.payload, start, false);
+        let taken = self.text(conn, again.payload_at, again.payload_len, start, false);
         Some(taken.map(|(verdict, _)| verdict))
     }
 
@@ -290,13 +289,14 @@ impl Input<'_> {
         }
     }
 
-    /// Processes the segment's text and FIN (seventh and eighth check). The tuple is the offset in the frame and the
-    /// length.
+    /// Processes the segment's text and FIN (seventh and eighth check). The text begins at offset `payload_at` of the
+    /// frame.
     #[inline]
     fn text(
         &mut self,
         conn: &mut Conn,
-        (payload_at, payload_len): (usize, u32),
+        payload_at: usize,
+        payload_len: u32,
         start: u64,
         fin: bool,
     ) -> Result<(Verdict, Outcome), DropReason> {

@@ -154,7 +154,7 @@ impl Stack {
 
     /// Returns the sockets that receive a datagram.
     fn receivers(&self, iface: u8, header: &Header, port: u16, out: &Out) -> ArrayVec<ConnId, RECEIVERS> {
-        let all = self.udp.receivers((iface, header.local, port), header.peer);
+        let all = self.udp.receivers(iface, header.local, port, header.peer);
         let most = if out.receivers.len() + RECEIVERS > COPIES { 1 } else { RECEIVERS };
         all.take(most).collect()
     }

@@ -64,7 +64,7 @@ impl Net {
         }
         let own = link_local(iface.mac);
         if !iface.addresses.iter().any(|other| other.prefix.address == own.address) {
-            self.add_address(now, number, (own, AddressLifetime::permanent(Origin::LinkLocal)), out);
+            self.add_address(now, number, own, AddressLifetime::permanent(Origin::LinkLocal), out);
         }
         self.autoconfs.push(Autoconf::new(now, number, seed));
     }
@@ -235,7 +235,7 @@ impl Net {
             // The prefix determines which addresses are neighbours, the address does not (RFC 5942).
             let own = Prefix { address, len: 128 };
             let life = AddressLifetime { origin: Origin::Slaac, preferred, valid: until };
-            self.add_address(now, number, (own, life), out);
+            self.add_address(now, number, own, life, out);
         }
     }
 

@@ -34,7 +34,8 @@ pub(super) struct Again {
     pub ack: u32,
     pub timestamps: Option<Timestamps>,
     /// Offset of the payload in the frame, and its length.
-    pub payload: (usize, u32),
+    pub payload_at: usize,
+    pub payload_len: u32,
 }
 
 impl Run {
@@ -85,8 +86,8 @@ impl Run {
             timestamps = Some(Timestamps { value: word(second, 24), echo: word(second, 28) });
         }
         let payload_len = u32::try_from(total.checked_sub(header)?).ok()?;
-        let (seq, ack, payload) = (word(second, 4), word(second, 8), (transport + header, payload_len));
-        (repeats && payload_len > 0).then_some(Again { seq, ack, timestamps, payload })
+        let (seq, ack, payload_at) = (word(second, 4), word(second, 8), transport + header);
+        (repeats && payload_len > 0).then_some(Again { seq, ack, timestamps, payload_at, payload_len })
     }
 }
 

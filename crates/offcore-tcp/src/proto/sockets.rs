@@ -240,7 +240,9 @@ impl Sockets {
     /// port whose address and peer match.
     pub(super) fn receivers(
         &self,
-        (iface, to, port): (u8, IpAddr, u16),
+        iface: u8,
+        to: IpAddr,
+        port: u16,
         peer: SocketAddr,
     ) -> impl Iterator<Item = ConnId> {
         let takes = move |socket: &Socket| {

@@ -165,7 +165,7 @@ impl Stack {
         let peer = SocketAddr::new(ip.src, from);
         if to == dhcp::CLIENT_PORT && self.net.has_client(iface, ip.dst) {
             let message = packet.head.get(ip.transport + udp::HEADER_LEN..ip.transport + len);
-            self.dhcp_message(now, (iface, ip.src_mac), message.unwrap_or_default(), out);
+            self.dhcp_message(now, iface, ip.src_mac, message.unwrap_or_default(), out);
             return Ok(Verdict::Consumed);
         }
         let head: &[u8] = packet.head;

@@ -61,7 +61,7 @@ impl Bed {
     fn write(&mut self, range: Range<usize>) -> usize {
         let Self { stack, conn, writer, writes, mover, cache, clock, buffer, .. } = self;
         let mut ctx = Context { mover, cache, clock, burst: BURST };
-        writes.write(&mut ctx, stack, *conn, writer.as_mut().unwrap(), (buffer, range))
+        writes.write(&mut ctx, stack, *conn, writer.as_mut().unwrap(), buffer, range)
     }
 
     /// Shows the completed bytes.

@@ -189,8 +189,8 @@ impl Runner {
             }
             Call::Write(bytes, taken, more) => self.write(*bytes, *taken, *more)?,
             Call::Read(bytes, there, other) => self.read(*bytes, *there, *other)?,
-            Call::UserTimeout(millis) => self.timeouts((*millis as u32, 0))?,
-            Call::SynCount(count) => self.timeouts((0, *count as u8))?,
+            Call::UserTimeout(millis) => self.timeouts(*millis as u32, 0)?,
+            Call::SynCount(count) => self.timeouts(0, *count as u8)?,
             Call::Cork(on) => {
                 self.slot()?.cork(*on);
                 self.look()?;
@@ -229,10 +229,10 @@ impl Runner {
         self.open(conn)
     }
 
-    fn timeouts(&mut self, timeouts: (u32, u8)) -> Result<(), String> {
+    fn timeouts(&mut self, user_timeout: u32, syn_retries: u8) -> Result<(), String> {
         let conn = self.session()?.conn;
         let (stack, out, now) = self.bed.call();
-        stack.set_timeouts(now, conn, timeouts, out).map_err(|error| error.to_string())
+        stack.set_timeouts(now, conn, user_timeout, syn_retries, out).map_err(|error| error.to_string())
     }
 
     fn slot(&mut self) -> Result<&Slot, String> {

@@ -181,7 +181,7 @@ impl Epping {
                 session.begun = tsc::now();
             }
             let range = at as usize..end as usize;
-            let n = writes.write(ctx, calls.stack, session.conn, &mut session.writer, (buffer, range));
+            let n = writes.write(ctx, calls.stack, session.conn, &mut session.writer, buffer, range);
             session.ordered += n as u64;
             if n as u64 == end - at {
                 session.under_way.push_back((session.ordered, session.begun));

@@ -50,9 +50,10 @@ impl AppliedOptions {
         }
         let number = |at| option::decode(slot.kept.number(at)).unwrap_or(0);
         let syn_retries = u8::try_from(number(option::SYNCNT)).unwrap_or(u8::MAX);
-        let timeouts = (number(option::USER_TIMEOUT), syn_retries);
+        let user_timeout = number(option::USER_TIMEOUT);
+        let timeouts = (user_timeout, syn_retries);
         if timeouts != self.timeouts {
-            let _ = calls.stack.set_timeouts(calls.now, conn, timeouts, calls.out);
+            let _ = calls.stack.set_timeouts(calls.now, conn, user_timeout, syn_retries, calls.out);
         }
         (self.bits, self.keep, self.timeouts) = (wanted, keep, timeouts);
     }

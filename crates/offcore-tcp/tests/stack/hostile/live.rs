@@ -254,7 +254,7 @@ impl Game {
             stack.set_nodelay(self.now, self.conn, nodelay, out),
             stack.set_keepalive(self.now, self.conn, wanted, out),
         );
-        let _ = stack.set_timeouts(self.now, self.conn, (u32::from(keepalive) * 3000, 2), out);
+        let _ = stack.set_timeouts(self.now, self.conn, u32::from(keepalive) * 3000, 2, out);
         assert!(one == other && one.err().is_none_or(|error| error == CallError::Gone));
     }
 

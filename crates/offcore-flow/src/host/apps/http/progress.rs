@@ -24,7 +24,8 @@ impl Progress {
     pub(super) fn is_stalled(
         &mut self,
         now: u64,
-        (acknowledged, unacknowledged): (u64, u64),
+        acknowledged: u64,
+        unacknowledged: u64,
         timeouts: &Timeouts,
     ) -> bool {
         let taken = acknowledged.saturating_sub(self.acknowledged);
@@ -43,7 +44,7 @@ mod tests {
     fn given_up(bytes: u64, seconds: u64) -> Option<u64> {
         let mut progress = Progress::new(0, 0);
         (1..1000).find(|second| {
-            progress.is_stalled(second * 1_000_000, (second / seconds * bytes, 1), &Timeouts::USUAL)
+            progress.is_stalled(second * 1_000_000, second / seconds * bytes, 1, &Timeouts::USUAL)
         })
     }
 

@@ -211,7 +211,7 @@ impl Session {
             if left == 0 {
                 // The server is late, not the peer.
                 self.progress = Progress::new(calls.now, acknowledged);
-            } else if self.progress.is_stalled(calls.now, (acknowledged, left), timeouts) {
+            } else if self.progress.is_stalled(calls.now, acknowledged, left, timeouts) {
                 return Next::Abort;
             }
             // The other time limits begin when the peer has received the answer.
