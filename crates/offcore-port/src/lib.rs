@@ -137,8 +137,8 @@ pub trait TxQueue: Any + fmt::Debug + Send {
     /// Counters of the queue.
     fn counters(&self) -> &TxCounters;
 
-    /// Returns whether a full queue always gets room soon, because a device works on its packets. At the end, packets
-    /// then wait for room instead of being dropped.
+    /// Returns whether a full queue always gets room soon, because a device works on its packets. While the switch
+    /// stops, packets then wait for room instead of being dropped.
     fn is_drained_by_device(&self) -> bool {
         false
     }

@@ -122,7 +122,7 @@ impl Control {
     }
 
     /// Returns the header fields of the datagram. A control message takes precedence over the socket's option.
-    pub(crate) fn sent_header(&self, session: &Session, to: IpAddr) -> More {
+    pub(crate) fn header_fields(&self, session: &Session, to: IpAddr) -> More {
         let mut more = options::fields_to_send(session, to);
         more.index = self.index;
         more.hops = self.hops.unwrap_or(more.hops);

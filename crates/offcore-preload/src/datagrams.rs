@@ -292,7 +292,7 @@ fn check_len(session: &Session, more: &More, to: SocketAddr, len: usize) -> Resu
     let headers = if to.is_ipv6() { 48 } else { 28 };
     let must_fit = segment > 0 || matches!(more.path_mtu(), PathMtu::Do | PathMtu::Probe);
     if must_fit && mtu > 0 && headers + piece > mtu {
-        errors::queue_too_long(session, to);
+        errors::queue_length_error(session, to);
         return Err(libc::EMSGSIZE);
     }
     if segment > 0 && len > segment * SENT_SEGMENTS { Err(libc::EINVAL) } else { Ok(()) }
@@ -345,7 +345,7 @@ unsafe fn send_here(
     }
     let len = buffers.len();
     if len > max_length(peer) {
-        errors::queue_too_long(session, peer);
+        errors::queue_length_error(session, peer);
         return Err(libc::EMSGSIZE);
     }
     may_be_sent_to(session, peer.ip())?;
@@ -364,7 +364,7 @@ unsafe fn send_here(
     if local.is_ipv6() != v6 {
         return Err(libc::EINVAL);
     }
-    let mut more = control.sent_header(session, peer.ip());
+    let mut more = control.header_fields(session, peer.ip());
     if peer.ip().is_multicast() && more.index == 0 {
         more.index = index;
     }

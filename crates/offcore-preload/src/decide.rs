@@ -83,9 +83,9 @@ fn descriptors(fd: c_int, entry: Entry) -> impl Iterator<Item = c_int> {
 }
 
 /// Replaces an undecided socket by a session's descriptor. With `listens`, keeps its epoll registrations.
-fn become_session(fd: c_int, entry: Entry, listens: bool, stack_end: StackEnd) -> Result<Session, Errno> {
+fn become_session(fd: c_int, entry: Entry, listens: bool, new_session: NewSession) -> Result<Session, Errno> {
     let kind = if entry.kind == SocketKind::OpenStream { SocketKind::Stream } else { SocketKind::Datagrams };
-    let StackEnd { place, fd: end } = stack_end;
+    let NewSession { place, fd: end } = new_session;
     let new = Entry::session(kind, entry.v6, place);
     // A stream without options gets the stack's defaults.
     let has = entry.kind == SocketKind::OpenDatagrams || entry.generation & open::SET != 0;
@@ -122,20 +122,20 @@ fn become_session(fd: c_int, entry: Entry, listens: bool, stack_end: StackEnd) -
 }
 
 /// A new session of the stack: its place, and the descriptor of its socket pair.
-pub(crate) struct StackEnd {
+pub(crate) struct NewSession {
     pub(crate) place: Where,
     pub(crate) fd: c_int,
 }
 
-/// Requests a session that replaces `fd`.
-pub(crate) fn ask_session(fd: c_int, question: &Question, descriptors: &[c_int]) -> Result<StackEnd, Errno> {
+/// Requests a session that replaces `fd`. The descriptors `passed` go to the stack.
+pub(crate) fn ask_session(fd: c_int, question: &Question, passed: &[c_int]) -> Result<NewSession, Errno> {
     // The stack makes a listener that is passed to it non-blocking.
     let status = sys::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0) & libc::O_NONBLOCK as usize;
-    let (answer, received) = link::ask(question, descriptors)?;
+    let (answer, received) = link::ask(question, passed)?;
     match *received.as_slice() {
         [end] => {
             let _ = sys::fcntl(end, libc::F_SETFL, status);
-            Ok(StackEnd { place: answer.session, fd: end })
+            Ok(NewSession { place: answer.session, fd: end })
         }
         _ => {
             received.close();
@@ -376,7 +376,7 @@ fn ask_listener(
     congestion: bool,
     local: SocketAddr,
     backlog: c_int,
-) -> Result<StackEnd, Errno> {
+) -> Result<NewSession, Errno> {
     let share = sys::int_option(kernel, libc::SOL_SOCKET, libc::SO_REUSEPORT) != 0;
     let only_v6 = v6 && sys::int_option(kernel, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) != 0;
     let bit = |bit, on| if on { bit } else { 0 };
@@ -391,7 +391,7 @@ fn ask_listener(
 ///
 /// # Errors
 /// Returns the stack's error.
-pub(crate) fn listen_again(kernel: c_int, v6: bool) -> Result<StackEnd, Errno> {
+pub(crate) fn listen_again(kernel: c_int, v6: bool) -> Result<NewSession, Errno> {
     let local = address::of_kernel(kernel).ok_or(libc::EADDRNOTAVAIL)?;
     // `struct tcp_info` begins with 8 bytes and 6 numbers. For a listener, the last one is the backlog.
     let info = sys::socket_option(kernel, libc::IPPROTO_TCP, libc::TCP_INFO, [0u32; 8]);

@@ -130,7 +130,7 @@ pub(crate) fn move_away(fd: c_int, to: impl FnOnce() -> Result<c_int, Errno>) ->
 }
 
 /// Renames all listeners, because a new stack may use the same names for other sessions.
-pub(crate) fn rename_all() {
+pub(crate) fn replace_entries() {
     for kept in all() {
         let _ = kept.replace_entry();
     }

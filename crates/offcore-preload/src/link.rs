@@ -25,7 +25,7 @@ use crate::report;
 use crate::step::{Failed, Step};
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry, SocketKind};
-use exchange::Greeting;
+use exchange::ReceivedWelcome;
 pub(crate) use exchange::{duplicate_high, receive, rights};
 
 /// Maximum number of segments of an application.
@@ -290,8 +290,8 @@ pub(crate) fn link_child() {
 }
 
 /// Processes the welcome message of the stack.
-fn apply_welcome(own: &Own, socket: c_int, received: Greeting, inherited: c_int) -> Result<(), Errno> {
-    let Greeting { welcome, descriptors, .. } = received;
+fn apply_welcome(own: &Own, socket: c_int, received: ReceivedWelcome, inherited: c_int) -> Result<(), Errno> {
+    let ReceivedWelcome { welcome, descriptors, .. } = received;
     let [control, processes, event, segments @ ..] = descriptors.as_slice() else {
         descriptors.close();
         let _ = sys::close(socket);
@@ -336,7 +336,7 @@ fn apply_welcome(own: &Own, socket: c_int, received: Greeting, inherited: c_int)
 
 /// Marks the sessions of a stack that is gone. Their descriptors remain sockets whose peers are closed.
 fn forget_sessions() {
-    kernel_listeners::rename_all();
+    kernel_listeners::replace_entries();
     for (fd, entry) in table::all(table::DESCRIPTORS) {
         let slot =
             entry.slot().filter(|_| entry.kind == SocketKind::Datagrams).and_then(|place| Mapped.slot(place));

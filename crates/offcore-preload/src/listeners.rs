@@ -12,7 +12,7 @@ use core::ffi::c_int;
 use core::sync::atomic::Ordering;
 
 use crate::address;
-use crate::decide::{self, StackEnd};
+use crate::decide::{self, NewSession};
 use crate::environment;
 use crate::kernel_listeners::{self, KernelListener};
 use crate::link;
@@ -107,7 +107,7 @@ fn make(fd: c_int) -> Result<Made, Errno> {
         Err(_) => Err(libc::ENETDOWN),
     };
     match made {
-        Ok(StackEnd { place, fd: end }) => {
+        Ok(NewSession { place, fd: end }) => {
             let session = replace(fd, entry, end, Entry::session(SocketKind::Stream, entry.v6, place))
                 .ok_or(libc::EIO)?;
             if let Some(old) = kept.slot() {

@@ -135,11 +135,11 @@ pub(crate) unsafe fn set(
     };
     let is_bound = session.slot.state() == state::BOUND;
     match (level, name) {
-        (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => session.set_option_bits(wish::KEEP_ALIVE, number()? != 0),
+        (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => session.set_option_bit(wish::KEEP_ALIVE, number()? != 0),
         (libc::SOL_SOCKET, libc::SO_LINGER) => {
             // SAFETY: the caller guarantees that `value` is null or has `len` readable bytes.
             let linger = unsafe { read::<libc::linger>(value, len) }?;
-            session.set_option_bits(wish::RESET, linger.l_onoff != 0 && linger.l_linger == 0);
+            session.set_option_bit(wish::RESET, linger.l_onoff != 0 && linger.l_linger == 0);
             let seconds = if linger.l_onoff != 0 { linger.l_linger.max(0) as u32 + 1 } else { 0 };
             set_linger(session, seconds);
         }
@@ -152,7 +152,7 @@ pub(crate) unsafe fn set(
         (libc::SOL_SOCKET, libc::SO_ZEROCOPY) if session.is_datagrams() => return Err(libc::EOPNOTSUPP),
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) if !session.is_datagrams() => {
             let on = number()? != 0;
-            session.set_option_bits(wish::NO_DELAY, on);
+            session.set_option_bit(wish::NO_DELAY, on);
             if on {
                 // As on Linux, each call with a value other than 0 pushes corked data.
                 session.slot.push();

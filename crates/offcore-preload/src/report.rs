@@ -60,7 +60,7 @@ fn unreachable_reason(step: Step, error: Errno) -> Option<&'static [u8]> {
             b"nothing listens there: start a stack with `offcore tcp --port SPEC --serve` and this path"
         }
         (Step::Connect | Step::Welcome, libc::EACCES) => {
-            b"access denied for this user: see --allow-uid of `offcore tcp`, or too many files of this user are to be closed"
+            b"access denied for this user: either --allow-uid of `offcore tcp` does not admit it, or the stack must first close files of this user: try again"
         }
         (Step::Welcome, libc::EUSERS) => b"too many programs of this user on this stack: end some",
         (Step::Welcome, libc::EMFILE) => {

@@ -139,7 +139,7 @@ impl Session {
     }
 
     /// Sets or clears option bits of the application, and notifies the stack.
-    pub(crate) fn set_option_bits(&self, bit: u32, on: bool) {
+    pub(crate) fn set_option_bit(&self, bit: u32, on: bool) {
         let options = &self.slot.wishes.options;
         let before = if on {
             options.fetch_or(bit, Ordering::AcqRel)
@@ -447,11 +447,11 @@ impl Session {
     pub(crate) fn wait_readable(&self) -> Result<bool, Errno> {
         let waits = !self.is_datagrams() && self.low_water_mark() > 1;
         if waits {
-            self.set_option_bits(wish::ANY_DATA, true);
+            self.set_option_bit(wish::ANY_DATA, true);
         }
         let waited = self.wait_announced();
         if waits {
-            self.set_option_bits(wish::ANY_DATA, false);
+            self.set_option_bit(wish::ANY_DATA, false);
         }
         waited
     }

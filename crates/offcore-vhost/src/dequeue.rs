@@ -24,7 +24,7 @@ use crate::cell::{VringCell, VringConfig};
 use crate::features::NET_HEADER;
 use crate::pieces::MAX_PIECES;
 use crate::room::Allowance;
-use crate::vring::{Active, InFlight, QueueCall, Taken, Vring, burst_limit};
+use crate::vring::{Active, InFlight, QueueBurst, Taken, Vring, burst_limit};
 use backlog::Backlog;
 use gather::{DequeueGather, Gathered, start_of};
 use headers::{check_copies, check_headers};
@@ -161,7 +161,7 @@ impl Dequeue {
         let Some(active) = active.as_mut() else { return Ok(()) };
         let Context { mover, cache, clock, burst: most } = &mut *ctx;
         let (most, already) = (*most, dequeued.packets);
-        let mut call = QueueCall { active, cell, chains, cache, clock, burst, done: dequeued };
+        let mut call = QueueBurst { active, cell, chains, cache, clock, burst, done: dequeued };
         let mut plan = copies.plan(mover);
         if !plan.by_core() {
             let wanted = burst_limit(most).min(plan.copies);
@@ -253,7 +253,7 @@ impl Dequeue {
     }
 }
 
-impl QueueCall<'_, Dequeued> {
+impl QueueBurst<'_, Dequeued> {
     /// Gathers and submits at most `wanted` packets. If their copies are immediate, also publishes them.
     ///
     /// # Errors

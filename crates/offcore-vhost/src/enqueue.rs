@@ -20,7 +20,7 @@ use crate::dirty::Logging;
 use crate::features::NET_HEADER;
 use crate::pieces::{self, MAX_PIECES, Piece, pieces_of};
 use crate::room::{Room, Unfit};
-use crate::vring::{Active, Chains, InFlight, Out, QueueCall, Taken, Vring, burst_limit};
+use crate::vring::{Active, Chains, InFlight, Out, QueueBurst, Taken, Vring, burst_limit};
 
 /// Counters of one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,7 +82,7 @@ impl Enqueue {
         let Vring { copies, active, chains, cell, .. } = &mut self.vring;
         let Some(active) = active.as_mut() else { return submitted };
         let Context { mover, cache, clock, .. } = ctx;
-        let mut call = QueueCall { active, cell, chains, cache, clock, burst, done: &mut submitted };
+        let mut call = QueueBurst { active, cell, chains, cache, clock, burst, done: &mut submitted };
         let mut by_core = false;
         let mut broken = None;
         while !call.burst.is_empty() {
@@ -169,7 +169,7 @@ impl Enqueue {
     }
 }
 
-impl QueueCall<'_, Submitted> {
+impl QueueBurst<'_, Submitted> {
     /// Gathers and submits one batch. Packets that are complete afterwards are published and freed. If the batch ended
     /// before the end of the burst, returns the reason.
     #[inline(always)]

@@ -208,7 +208,7 @@ impl Pair {
         let mut plan = self.copies.plan(ctx.mover);
         let end = loop {
             let wanted = burst_limit(ctx.burst);
-            let mut call = PairCall { from, to, chains: &mut self.chains, clock: ctx.clock, forwarded };
+            let mut call = PairBurst { from, to, chains: &mut self.chains, clock: ctx.clock, forwarded };
             let (taken, end) = match self.copies.begin(ctx.mover, &mut plan) {
                 Begun::Immediate(batch) => call.submit(batch, wanted, &mut rewrite),
                 Begun::Queued(batch) => call.submit(batch, wanted, &mut rewrite),
@@ -302,7 +302,7 @@ impl Pair {
 }
 
 /// Everything that one call needs to take packets.
-struct PairCall<'a> {
+struct PairBurst<'a> {
     from: &'a mut Vring,
     to: &'a mut Vring,
     chains: &'a mut Chains,
@@ -310,7 +310,7 @@ struct PairCall<'a> {
     forwarded: &'a mut Forwarded,
 }
 
-impl PairCall<'_> {
+impl PairBurst<'_> {
     /// Gathers and submits at most `wanted` packets. If their copies are immediate, also publishes them. Returns the
     /// number of packets and why the batch ended.
     #[inline(always)]

@@ -162,7 +162,7 @@ impl Active {
 
 /// Everything that one call needs to take packets from a virtqueue or to deliver them. The results are counted in
 /// `done`.
-pub(crate) struct QueueCall<'a, T> {
+pub(crate) struct QueueBurst<'a, T> {
     pub(crate) active: &'a mut Active,
     pub(crate) cell: &'a VringCell,
     pub(crate) chains: &'a mut Chains,

@@ -109,7 +109,7 @@ pub(crate) struct TcpArgs {
     #[arg(long, value_name = "MIB", requires = "serve", value_parser = within(4..=65_536))]
     pub app_memory: Option<usize>,
 
-    /// Maximum number of connections, datagram sockets and listeners (each counts twice) of an application
+    /// Maximum number of connections, datagram sockets and listeners of an application; a listener counts twice
     /// [default: 65536]
     #[arg(long, value_name = "N", requires = "serve", value_parser = within(1..=1_048_576))]
     pub app_connections: Option<usize>,

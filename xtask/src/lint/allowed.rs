@@ -1,12 +1,12 @@
-//! Findings that are known: a list has their number per path, which cannot grow.
+//! Allowed findings: a list states their number for each path. More findings are errors.
 
 use super::Finding;
 
 /// Number of allowed findings below a path. If a file is below several paths, the first counts.
 pub(super) type Known = (&'static str, usize);
 
-/// Removes the findings of paths with at most as many findings as allowed.
-pub(super) fn above(found: Vec<Finding>, known: &[Known]) -> Vec<Finding> {
+/// Removes the findings of each path that does not have more findings than allowed.
+pub(super) fn beyond_allowed(found: Vec<Finding>, known: &[Known]) -> Vec<Finding> {
     let place = |finding: &Finding| known.iter().position(|(dir, _)| finding.path.starts_with(dir));
     let mut counts = vec![0; known.len()];
     found.iter().filter_map(place).for_each(|at| counts[at] += 1);
@@ -34,12 +34,12 @@ mod tests {
             let paths = ["crates/a/b.rs", "crates/a/c.rs"];
             paths.iter().map(|path| Finding { path: path.into(), line: 1, text: "x".to_owned() }).collect()
         };
-        assert_eq!(above(found(), &[]).len(), 2);
-        assert_eq!(above(found(), &[("crates/a", 2)]), []);
-        assert_eq!(above(found(), &[("crates/a", 3)]), []);
-        assert_eq!(above(found(), &[("crates/a/b.rs", 1), ("crates/a", 1)]), []);
-        assert_eq!(above(found(), &[("crates/d", 2)]).len(), 2);
-        let more = above(found(), &[("crates/a", 1)]);
+        assert_eq!(beyond_allowed(found(), &[]).len(), 2);
+        assert_eq!(beyond_allowed(found(), &[("crates/a", 2)]), []);
+        assert_eq!(beyond_allowed(found(), &[("crates/a", 3)]), []);
+        assert_eq!(beyond_allowed(found(), &[("crates/a/b.rs", 1), ("crates/a", 1)]), []);
+        assert_eq!(beyond_allowed(found(), &[("crates/d", 2)]).len(), 2);
+        let more = beyond_allowed(found(), &[("crates/a", 1)]);
         assert!(more.len() == 2 && more[0].text == "x (crates/a has 2 of these, at most 1)", "{more:?}");
     }
 }

@@ -64,7 +64,7 @@ pub(super) fn check(packages: &[Value], root: &Path) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// Returns the crates with a floor that do not exist.
+/// Returns the crates in [`FLOORS`] that do not exist.
 pub(super) fn missing(packages: &[Value]) -> Vec<Finding> {
     let names = FLOORS.iter().flat_map(|floor| floor.iter());
     let missing = names.filter(|name| !packages.iter().any(|package| package["name"] == **name));
@@ -72,7 +72,7 @@ pub(super) fn missing(packages: &[Value]) -> Vec<Finding> {
         .map(|name| Finding {
             path: "xtask/src/lint/arrows.rs".into(),
             line: 0,
-            text: format!("there is no crate {name}: remove its floor"),
+            text: format!("there is no crate {name}: remove it from FLOORS"),
         })
         .collect()
 }

@@ -1,5 +1,5 @@
 //! Checks that the methods of a type are in few files: a type with inherent `impl` blocks in many files has several
-//! subjects.
+//! responsibilities.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -29,9 +29,9 @@ const KNOWN: [(&str, &str, usize); 9] = [
 /// The types of one crate.
 #[derive(Debug, Default)]
 pub(super) struct Crate {
-    /// The files that define types of a name.
+    /// For each type name, the files that define a type.
     defined: BTreeMap<String, BTreeSet<PathBuf>>,
-    /// The files with inherent blocks of a name.
+    /// For each type name, the files with inherent `impl` blocks.
     blocks: BTreeMap<String, BTreeSet<PathBuf>>,
 }
 
@@ -43,10 +43,10 @@ impl Crate {
 
     /// Returns the types of the crate in `dir` with blocks in more files than allowed.
     pub(super) fn check(&self, dir: &Path) -> Vec<Finding> {
-        self.above(dir, &KNOWN)
+        self.beyond_allowed(dir, &KNOWN)
     }
 
-    fn above(&self, dir: &Path, known: &[(&str, &str, usize)]) -> Vec<Finding> {
+    fn beyond_allowed(&self, dir: &Path, known: &[(&str, &str, usize)]) -> Vec<Finding> {
         let mut findings = Vec::new();
         for ((name, path), files) in self.files() {
             let known = known.iter().find(|(place, other, _)| dir.starts_with(place) && *other == name);
@@ -142,17 +142,17 @@ mod tests {
     #[test]
     fn types_in_many_files_are_found() {
         let dir = Path::new("crates/x");
-        assert_eq!(of(&FOUR[..3]).above(dir, &[]), []);
-        let found = of(&FOUR).above(dir, &[]);
+        assert_eq!(of(&FOUR[..3]).beyond_allowed(dir, &[]), []);
+        let found = of(&FOUR).beyond_allowed(dir, &[]);
         assert!(found.len() == 1 && found[0].text.starts_with("A has impl blocks in 4 files"), "{found:?}");
-        assert_eq!(of(&FOUR).above(dir, &[("crates/x", "A", 4)]), []);
-        assert_eq!(of(&FOUR).above(dir, &[("crates/y", "A", 4)]).len(), 1);
+        assert_eq!(of(&FOUR).beyond_allowed(dir, &[("crates/x", "A", 4)]), []);
+        assert_eq!(of(&FOUR).beyond_allowed(dir, &[("crates/y", "A", 4)]).len(), 1);
     }
 
     #[test]
     fn traits_tests_and_other_types_do_not_count() {
         let with = |last: (&'static str, &'static str)| {
-            of(&[&FOUR[..3], &[last]].concat()).above(Path::new("crates/x"), &[])
+            of(&[&FOUR[..3], &[last]].concat()).beyond_allowed(Path::new("crates/x"), &[])
         };
         assert_eq!(with(("src/a/d.rs", "impl Clone for A {}")), []);
         assert_eq!(with(("src/a/d.rs", "#[cfg(test)] mod tests { impl A {} }")), []);

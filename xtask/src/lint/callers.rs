@@ -1,5 +1,5 @@
 //! Checks that public items have callers: an item whose name occurs in its own crate's tests only is not part of an
-//! interface. Names are compared as words, so that an item of a common name passes.
+//! interface. Names are compared as words, so an item with a common name passes.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use syn::visit::{self, Visit};
 use syn::{Attribute, Ident, ImplItemFn, Item, ItemUse, Visibility};
 
 use super::Finding;
-use super::allowed::{Known, above};
+use super::allowed::{Known, beyond_allowed};
 use super::source::Source;
 
 /// Files with public items for tests only, and their number, which may only decrease.
@@ -33,7 +33,7 @@ const KEYWORDS: [&str; 8] = ["const", "enum", "fn", "mod", "static", "struct", "
 #[derive(Debug, Default)]
 pub(super) struct Names {
     public: Vec<Public>,
-    /// Names that occur in code that is no test.
+    /// Names that occur outside tests.
     used: HashSet<String>,
     /// The crates whose tests contain a name.
     tested: HashMap<String, BTreeSet<PathBuf>>,
@@ -91,7 +91,7 @@ impl Names {
                 text: format!("{} has no caller except tests of its crate: remove it", item.name),
             })
             .collect();
-        above(found, &KNOWN)
+        beyond_allowed(found, &KNOWN)
     }
 }
 

@@ -1,5 +1,5 @@
-//! Checks sentences: those of comments do not begin with a relative clause or with "Of", and no comment, document or
-//! text for users contains certain phrases. Unlike the words of the table in CONTRIBUTING.md, phrases may be names.
+//! Checks sentences. In comments, no sentence begins with "Of", and only questions begin with "Who" or "What".
+//! Comments, documents and user-facing strings do not contain certain phrases. Names may contain them.
 
 use std::path::Path;
 

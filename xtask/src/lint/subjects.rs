@@ -1,4 +1,4 @@
-//! Checks the subjects of commits that are not on the main branch yet: their length, and what can be recognized of the
+//! Checks the subjects of commits that are not on the main branch yet: their length, and signs that they are not in the
 //! imperative mood.
 
 use std::path::Path;
@@ -9,15 +9,15 @@ use super::Finding;
 /// Maximum number of characters of a subject.
 const LONGEST: usize = 72;
 /// The branch whose commits are not checked.
-const LANDED: &str = "origin/main";
+const MAIN_BRANCH: &str = "origin/main";
 /// Imperatives that end like a participle.
 const VERBS: [&str; 10] =
     ["bring", "embed", "exceed", "feed", "need", "ping", "proceed", "seed", "shed", "speed"];
 
-/// Checks the commits since the main branch. Without git or the branch, there is nothing to check.
+/// Checks the commits that are not on the main branch. Returns no findings without git or that branch.
 pub(super) fn check(root: &Path) -> Vec<Finding> {
     let output = Command::new("git")
-        .args(["log", "--no-merges", "--format=%h %s", &format!("{LANDED}..HEAD")])
+        .args(["log", "--no-merges", "--format=%h %s", &format!("{MAIN_BRANCH}..HEAD")])
         .current_dir(root)
         .output();
     let Some(output) = output.ok().filter(|output| output.status.success()) else { return Vec::new() };

@@ -7,7 +7,7 @@ use syn::visit::{self, Visit};
 use syn::{Attribute, Item};
 
 use super::Finding;
-use super::allowed::{Known, above};
+use super::allowed::{Known, beyond_allowed};
 use super::source::Source;
 
 /// Maximum number of columns of a line with a comment.
@@ -18,8 +18,8 @@ const PROSE: usize = 140;
 /// Paths with wider comments, and their number, which may only decrease.
 const KNOWN: [Known; 2] = [("crates/offcore-flow/src/host/serve", 4), ("crates/offcore-tcp", 6)];
 
-/// Returns the lines of one file with too wide comments. An address on the web cannot be divided, nor the message of an
-/// error, which is its documentation.
+/// Returns the lines of one file whose comments are too wide, except web addresses, which cannot be divided, and doc
+/// comments that are error messages.
 pub(super) fn comments(source: &Source, file: &syn::File) -> Vec<Finding> {
     let mut found = source.find(
         |line| columns(&line.comment) > COMMENT && !line.comment.contains("://"),
@@ -33,9 +33,9 @@ pub(super) fn comments(source: &Source, file: &syn::File) -> Vec<Finding> {
     found
 }
 
-/// Returns the comments that are not known.
+/// Returns the findings of paths with more wide comments than allowed.
 pub(super) fn check(found: Vec<Finding>) -> Vec<Finding> {
-    above(found, &KNOWN)
+    beyond_allowed(found, &KNOWN)
 }
 
 /// The lines of types whose documentation is their message.
@@ -69,7 +69,8 @@ fn derives_display(attribute: &Attribute) -> bool {
     display
 }
 
-/// Returns the lines of a document with too wide prose: tables, code and addresses cannot be divided.
+/// Returns the lines of a document whose prose is too wide, except tables, code and web addresses, which cannot be
+/// divided.
 pub(super) fn prose(path: &Path, text: &str) -> Vec<Finding> {
     let mut code = false;
     let mut findings = Vec::new();

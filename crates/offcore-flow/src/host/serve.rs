@@ -5,7 +5,7 @@
 //!
 //! * `owners`: the server's state, divided by subject
 //! * `door`: the socket at which processes attach; `attach`: their identity and admission
-//! * `application`: the parts of an application: `processes`, `session_table`, `backlog` (waiting work), `doorbell`;
+//! * `application`: the parts of an application: `processes`, `session_table`, `pending_work`, `doorbell`;
 //!   `feed`: its memory; `ports`: sessions by port
 //! * `calls`: requests of processes; `datagrams`: requests for datagram sockets; `addresses`: permitted addresses and
 //!   ports
@@ -31,7 +31,6 @@ mod addresses;
 mod application;
 mod attach;
 mod awake;
-mod backlog;
 mod calls;
 mod counts;
 mod datagram_bits;
@@ -46,6 +45,7 @@ mod listening;
 mod owners;
 mod pair;
 mod peers;
+mod pending_work;
 mod ports;
 mod processes;
 mod raw;
@@ -74,13 +74,13 @@ use rustix::io::Errno;
 use crate::host::{App, Calls};
 use crate::worker::task::Wakes;
 use application::Application;
-use backlog::Queue;
 pub use counts::ServeCounts;
 use descriptors::Descriptors;
 use door::LONGEST;
 use key::{Key, Source};
 use owners::{Acceptors, Admission, Helpers, Polling, PortTable, Registry, Schedule, SessionIndex, Tally};
 use pair::Pairs;
+use pending_work::Queue;
 
 /// Interval between polls of the kernel, in microseconds.
 const LOOK: u64 = 1000;
@@ -121,8 +121,6 @@ pub enum ServeError {
     Length { path: PathBuf, found: usize },
     /// {0}
     Socket(#[from] SocketError),
-    /// the limit of open files is {limit}, too low for programs of {users} users: raise it to at least {needed} (ulimit -n, LimitNOFILE=), or admit fewer users
-    Descriptors { limit: u64, users: usize, needed: u64 },
     /// {what} {path:?}: {source}
     Path { what: &'static str, path: PathBuf, source: Errno },
     /// {what}: {source}
@@ -168,7 +166,7 @@ impl Serve {
         }
         let (users, acceptors) = (admission.users(&config), Acceptors::new());
         let (descriptors, helpers) =
-            (Descriptors::new(users)?, Helpers::new(users, acceptors.cpus, &polling.watch)?);
+            (Descriptors::new(users), Helpers::new(users, acceptors.cpus, &polling.watch)?);
         tracing::info!(
             users,
             descriptors = descriptors.most(),
@@ -216,7 +214,7 @@ impl Serve {
         let (mut events, mut users) = (std::mem::take(&mut self.polling.events), ArrayVec::new());
         self.polling.look = self.polling.watch.take(&mut events, &mut users);
         self.polling.looked = calls.now;
-        self.registry.visit_awake(|app| app.backlog_mut().make_all_due());
+        self.registry.visit_awake(|app| app.pending_mut().make_all_due());
         self.take_created_memory(calls);
         self.handle_peer_answers(calls);
         self.read_waiting_messages(calls);
@@ -450,7 +448,7 @@ impl Wakes for Serve {
         // reports when the user of a waiting process is below the limit of errands again.
         let awake = self.registry.awake.iter().filter_map(|app| self.registry.apps.get(app)?.as_deref());
         let marked = awake.fold(busy, |any, app| {
-            let asks = app.backlog().has_questions() && !self.helpers.errands.are_full(app.user());
+            let asks = app.pending().has_message_senders() && !self.helpers.errands.are_full(app.user());
             app.control().arm() | asks | any
         });
         if marked { Wake::Now } else { Wake::Event(self.polling.watch.as_fd()) }

@@ -41,7 +41,7 @@ const LINGER: Duration = Duration::from_micros(5);
 const TURN: Duration = Duration::from_micros(20);
 /// After a longer turn, the kernel is asked whether the thread ran or slept.
 const LONG_TURN: Duration = Duration::from_micros(100);
-/// After this time, the kernel is asked in any case, so that a long turn is not charged for much earlier time.
+/// The kernel is asked at least this often, so that a long turn is not charged for time long before it.
 const USAGE_INTERVAL: Duration = Duration::from_millis(1);
 /// A turn is expensive if the thread runs for longer than this, and for longer than [`LONG_TURN`] for each packet. A
 /// longer sleep throttles the party at once.
@@ -90,7 +90,7 @@ pub struct Turns {
 /// Times in ticks of the TSC.
 #[derive(Debug)]
 struct Times {
-    /// [`LONG_ROUND`] for all parties.
+    /// [`LONG_ROUND`] times the number of parties.
     long_round: u64,
     /// [`MEASURED`], [`AHEAD`], [`LINGER`], [`TURN`], [`LONG_TURN`], [`USAGE_INTERVAL`] and [`EXPENSIVE_TURN`].
     measured: u64,

@@ -169,7 +169,7 @@ fn empty_lines_before_a_request_are_skipped() {
     assert!(!world.events.iter().any(|event| matches!(event, Event::Closed(..))));
 }
 
-/// Silent peers of these answers would cause retransmissions.
+/// Few, because answers to silent peers are retransmitted.
 #[test]
 fn few_late_requests_get_answers() {
     let site = Site::new("late");

@@ -129,7 +129,7 @@ fn connect_again(session: &Session, to: Result<SocketAddr, Errno>) -> Result<(),
     match to {
         Ok(to) => decide::connect_session(session, to),
         Err(libc::EAFNOSUPPORT) if session.slot.state() != state::LISTENING => {
-            session.set_option_bits(wish::RESET, true);
+            session.set_option_bit(wish::RESET, true);
             decide::reopen(session).map(drop)
         }
         Err(error) => Err(error),

@@ -16,7 +16,7 @@ use offcore_session::slot::Slot;
 use super::peer;
 use crate::address::{self, End};
 use crate::datagram_options::kept_name;
-use crate::decide::{self, StackEnd};
+use crate::decide::{self, NewSession};
 use crate::link;
 use crate::listeners::{self, LOOK};
 use crate::lost;
@@ -100,7 +100,7 @@ fn request_socket(fd: c_int, entry: Entry, slot: &'static Slot) -> Result<Sessio
     let call = if remote.is_some() { Call::Connect } else { Call::Bind };
     let mut question = Question::new(call, NONE, value);
     (question.local, question.remote) = (Some(local), remote);
-    let StackEnd { place, fd: end } = decide::ask_session(fd, &question, &[])?;
+    let NewSession { place, fd: end } = decide::ask_session(fd, &question, &[])?;
     lost::restore_timeouts(slot, end);
     let new = Entry::session(SocketKind::Datagrams, entry.v6, place);
     let session = listeners::replace(fd, entry, end, new).ok_or(libc::EIO)?;

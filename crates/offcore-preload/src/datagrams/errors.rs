@@ -29,7 +29,7 @@ pub(crate) fn take(session: &Session) -> Result<Undelivered, Errno> {
 }
 
 /// With `IP_RECVERR`, adds the error of a datagram that is too long for its path to the queue.
-pub(super) fn queue_too_long(session: &Session, to: SocketAddr) {
+pub(super) fn queue_length_error(session: &Session, to: SocketAddr) {
     let bit = if to.is_ipv4() { options::bit::ERRORS } else { options::bit::ERRORS6 };
     let mtu = session.slot.mtu().load(Ordering::Relaxed);
     if options::bits(session) & bit != 0 && mtu > 0 {

@@ -3,6 +3,7 @@
 use core::ffi::c_int;
 use core::mem::{self, MaybeUninit};
 use core::ptr;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{c_void, iovec, msghdr, sockaddr_un};
 use offcore_session::message::{Answer, Call, Hello, MOST_DESCRIPTORS, NONE, Question, VERSION, Welcome};
@@ -22,19 +23,34 @@ const AWAY: usize = 1000;
 const WELCOMED: libc::time_t = 60;
 const ANSWERED: libc::time_t = 15;
 
-/// Time in milliseconds that a process waits for a busy stack, or for the access rights of its socket, and the shortest
-/// and longest pause between two attempts.
+/// Milliseconds for which a process tries again: while the stack is busy, and while the access rights of its socket
+/// refuse the user. The others are the shortest and longest pause between two attempts.
 const BUSY: u64 = 30_000;
 const REFUSED: u64 = 500;
 const SHORTEST: u64 = 10;
 const LONGEST_NAP: u64 = 160;
 
 /// Repeats an attempt while the stack is busy with other programs or refuses this user for a moment.
+/// After a wait for the access rights in vain, later attempts of this process fail at once until one succeeds.
 fn retry_while_busy<T>(mut attempt: impl FnMut() -> Result<T, Failed>) -> Result<T, Failed> {
+    static REFUSED_BEFORE: AtomicBool = AtomicBool::new(false);
     let (mut nap, mut waited) = (SHORTEST, 0);
+    let mut refusals = if REFUSED_BEFORE.load(Ordering::Relaxed) { REFUSED } else { 0 };
     loop {
-        match attempt() {
-            Err(failed) if failed.is_busy() && waited < BUSY || failed.is_refused() && waited < REFUSED => {
+        let result = attempt();
+        match &result {
+            Err(failed) if failed.is_refused() && refusals < REFUSED => {
+                sys::sleep(nap);
+                refusals += nap;
+                nap = (2 * nap).min(LONGEST_NAP);
+                continue;
+            }
+            Err(failed) if failed.is_refused() => REFUSED_BEFORE.store(true, Ordering::Relaxed),
+            Ok(_) => REFUSED_BEFORE.store(false, Ordering::Relaxed),
+            Err(_) => {}
+        }
+        match result {
+            Err(failed) if failed.is_busy() && waited < BUSY => {
                 sys::sleep(nap);
                 waited += nap;
                 nap = (2 * nap).min(LONGEST_NAP);
@@ -65,7 +81,7 @@ impl Descriptors {
 }
 
 /// The first message of the stack.
-pub(super) struct Greeting {
+pub(super) struct ReceivedWelcome {
     pub(super) welcome: Welcome,
     pub(super) descriptors: Descriptors,
 }
@@ -176,11 +192,11 @@ fn set_timeouts(fd: c_int, seconds: libc::time_t) {
 }
 
 /// Connects to the stack and sends a hello message.
-pub(super) fn connect() -> Result<(c_int, Greeting), Failed> {
+pub(super) fn connect() -> Result<(c_int, ReceivedWelcome), Failed> {
     retry_while_busy(connect_once)
 }
 
-fn connect_once() -> Result<(c_int, Greeting), Failed> {
+fn connect_once() -> Result<(c_int, ReceivedWelcome), Failed> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
     // SAFETY: `socket` takes no addresses.
     let fd = unsafe { sys::call(libc::SYS_socket, [libc::AF_UNIX as usize, kind as usize, 0, 0, 0, 0]) };
@@ -197,7 +213,7 @@ fn connect_once() -> Result<(c_int, Greeting), Failed> {
 }
 
 /// Sends a hello message on a new socket to the stack, and receives the welcome.
-fn exchange_hello(fd: c_int) -> Result<Greeting, Failed> {
+fn exchange_hello(fd: c_int) -> Result<ReceivedWelcome, Failed> {
     let hello = Hello { version: VERSION, key: environment::key() };
     send(fd, &hello.to_bytes(), &[]).map_err(|error| Step::Message.failed(error))?;
     receive_welcome(fd)
@@ -215,11 +231,11 @@ fn address() -> sockaddr_un {
 
 /// Requests a socket for a forked child over the socket that it has inherited from its parent, and sends a hello
 /// message on it.
-pub(super) fn fork(inherited: c_int) -> Result<(c_int, Greeting), Failed> {
+pub(super) fn fork(inherited: c_int) -> Result<(c_int, ReceivedWelcome), Failed> {
     retry_while_busy(|| fork_once(inherited))
 }
 
-fn fork_once(inherited: c_int) -> Result<(c_int, Greeting), Failed> {
+fn fork_once(inherited: c_int) -> Result<(c_int, ReceivedWelcome), Failed> {
     let mut pair = [MaybeUninit::<c_int>::uninit(); 2];
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
     let args = [libc::AF_UNIX as usize, kind as usize, 0, pair.as_mut_ptr() as usize, 0, 0];
@@ -254,7 +270,7 @@ fn fork_once(inherited: c_int) -> Result<(c_int, Greeting), Failed> {
 }
 
 /// Waits for the stack's first message.
-fn receive_welcome(fd: c_int) -> Result<Greeting, Failed> {
+fn receive_welcome(fd: c_int) -> Result<ReceivedWelcome, Failed> {
     let mut bytes = [0; LONGEST];
     let received = receive(fd, &mut bytes, libc::MSG_CMSG_CLOEXEC);
     let (len, descriptors) = received.map_err(|error| Step::Message.failed(error))?;
@@ -269,7 +285,7 @@ fn receive_welcome(fd: c_int) -> Result<Greeting, Failed> {
         Some(welcome) if welcome.error != 0 => Step::Welcome.failed(welcome.error as Errno),
         Some(welcome) => {
             set_timeouts(fd, ANSWERED);
-            return Ok(Greeting { welcome, descriptors });
+            return Ok(ReceivedWelcome { welcome, descriptors });
         }
     };
     descriptors.close();

@@ -2,10 +2,10 @@
 //!
 //! Ordering requirements, regardless of the width of the accesses: address, length and ID of a descriptor are read
 //! after its flags, once the flags say that it is available. When a burst is returned, the flags of the first
-//! descriptor are written after everything else (by [`PackedLayout::publish`](super::Layout), not here), because the
-//! driver waits for them. x86 keeps the order of loads, and the order of stores. This includes vector stores, because
-//! they go to write-back memory and are not non-temporal. Only aligned accesses of up to eight bytes are assumed to be
-//! atomic.
+//! descriptor are written after everything else (by [`PackedLayout::publish`](super::PackedLayout), not here), because
+//! the driver waits for them. x86 keeps the order of loads, and the order of stores. This includes vector stores,
+//! because they go to write-back memory and are not non-temporal. Only aligned accesses of up to eight bytes are
+//! assumed to be atomic.
 
 use core::arch::asm;
 use core::arch::x86_64::{

@@ -292,7 +292,7 @@ impl PackedLayout {
         Ok(Self { _memory: Some(Arc::clone(memory)), ..layout })
     }
 
-    /// See [`crate::PackedLayout::written`]: the device event structure and the descriptor ring.
+    /// See [`crate::Layout::written`]: the device event structure and the descriptor ring.
     pub(crate) fn written(&self) -> [(NonNull<u8>, usize); 2] {
         [(self.device_event, EVENT_LEN), (self.ring, ring_len(self.size))]
     }

@@ -13,7 +13,7 @@ use super::{
 use crate::barrier::full_barrier;
 use crate::chain::Used;
 
-/// The driver side of one queue: see [`crate::driver::SplitDriver`].
+/// The driver side of one queue: see [`crate::driver::Queue`].
 #[derive(Debug)]
 pub struct SplitDriver<T> {
     layout: SplitLayout,

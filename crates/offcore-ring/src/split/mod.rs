@@ -130,7 +130,7 @@ impl SplitLayout {
         self.size
     }
 
-    /// See [`crate::SplitLayout::written`]: the used ring, and an empty range.
+    /// See [`crate::Layout::written`]: the used ring, and an empty range.
     pub(crate) fn written(&self) -> [(NonNull<u8>, usize); 2] {
         [(self.used, used_len(self.size)), (self.used, 0)]
     }

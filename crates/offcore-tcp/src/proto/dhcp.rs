@@ -190,12 +190,7 @@ impl Net {
         let request = dhcp.request(now, mac, DhcpKind::Request);
         let Some(own) = v4(lease.prefix.address) else { return };
         if state == State::Rebinding {
-            return out.messages.push(message(
-                number,
-                (mac, BROADCAST),
-                (own, Ipv4Addr::BROADCAST),
-                &request,
-            ));
+            return out.messages.push(message(number, mac, BROADCAST, own, Ipv4Addr::BROADCAST, &request));
         }
         // Uses the route to the server, which may be behind a router.
         let way = self.way(lease.server.into()).filter(|way| way.iface == number);

@@ -152,7 +152,7 @@ impl Stack {
             out.verdicts.push(verdict);
         }
         self.run = None;
-        self.arenas.users.record_work(now);
+        self.arenas.users.mark_busy(now);
         self.settle(now, out);
     }
 

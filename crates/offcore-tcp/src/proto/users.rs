@@ -324,9 +324,9 @@ impl Users {
         self.calls += time;
     }
 
-    /// Records work at time `now`.
+    /// Records that the worker was busy until `now`, so that this time does not count as idle.
     #[inline]
-    pub(super) fn record_work(&mut self, now: u64) {
+    pub(super) fn mark_busy(&mut self, now: u64) {
         self.advance(now);
         self.is_busy = true;
     }

@@ -51,12 +51,16 @@ pub(super) fn reach(path: &Path) -> Result<()> {
     let since = Instant::now();
     let found = loop {
         let socket = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).context("a socket")?;
-        match connect(&socket, &address).and_then(|()| ask(&socket)) {
+        let connected = connect(&socket, &address);
+        if connected == Err(Errno::ACCESS) && since.elapsed() < REFUSED_TIMEOUT {
+            thread::sleep(POLL_INTERVAL);
+            continue;
+        }
+        match connected.and_then(|()| ask(&socket)) {
             // The stack may be busy with other programs.
             Err(Errno::CONNRESET | Errno::PIPE) if since.elapsed() < BUSY_TIMEOUT => {
                 thread::sleep(POLL_INTERVAL)
             }
-            Err(Errno::ACCESS) if since.elapsed() < REFUSED_TIMEOUT => thread::sleep(POLL_INTERVAL),
             Err(error) => bail!("no stack at {}: {}", path.display(), missing(path, error)),
             Ok(found) => break found,
         }
@@ -86,7 +90,7 @@ fn missing(path: &Path, error: Errno) -> String {
         }
         (Errno::CONNREFUSED, _) => format!("no process listens there: {serve}"),
         (Errno::PROTOTYPE, _) => format!("found the socket of another program, {expected}"),
-        (Errno::ACCESS, _) => "access denied for this user: see --allow-uid of `offcore tcp`, or too many files of this user are to be closed".into(),
+        (Errno::ACCESS, _) => "access denied for this user: either --allow-uid of `offcore tcp` does not admit it, or the stack must first close files of this user: try again".into(),
         (Errno::AGAIN, _) => {
             let time = START_TIMEOUT.as_secs();
             format!("the stack has not answered within {time} s: continue it if it is stopped, or restart it")

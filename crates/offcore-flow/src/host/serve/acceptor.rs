@@ -416,7 +416,7 @@ mod tests {
     fn blocked_accept_closes_listener() {
         let helpers = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
         let mut errands = Errands::new(CpuSet::new(), helpers);
-        let charge = Descriptors::new(1).unwrap().take(0, 3).unwrap();
+        let charge = Descriptors::new(1).take(0, 3).unwrap();
         let mut acceptor = Acceptor::new(0, charge, CpuSet::new()).unwrap();
         let kernel = TcpListener::bind("127.0.0.1:0").unwrap();
         let to = kernel.local_addr().unwrap();

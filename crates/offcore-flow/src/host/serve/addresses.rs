@@ -10,7 +10,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::Serve;
 use super::ports::ANY;
-use super::session::{Listener, Session, What};
+use super::session::{Listener, Session, SessionKind};
 use crate::host::Calls;
 
 /// The first port that is not privileged.
@@ -56,8 +56,8 @@ impl Serve {
             let shared = |listener: &Listener| {
                 listener.shares && shares || listener.cookie != 0 && listener.cookie == cookie
             };
-            let has = |(other, what): (usize, &What)| {
-                matches!(what, What::Listener(listener) if overlap(listener.address, address)
+            let has = |(other, what): (usize, &SessionKind)| {
+                matches!(what, SessionKind::Listener(listener) if overlap(listener.address, address)
                     && !(shared(listener) && self.registry.user_of(other) == user))
             };
             return if self.at(port).any(has) { Err(Errno::ADDRINUSE) } else { Ok(port) };
@@ -65,8 +65,8 @@ impl Serve {
         let bound = |port| self.ports.bound.at(port).filter_map(|(app, number)| self.what(app, number));
         self.any_port(|port| {
             self.at(port).map(|(_, what)| what).chain(bound(port)).any(|what| match what {
-                What::Bound(other, _) => overlap(*other, address),
-                What::Listener(listener) => overlap(listener.address, address),
+                SessionKind::Bound(other, _) => overlap(*other, address),
+                SessionKind::Listener(listener) => overlap(listener.address, address),
                 _ => false,
             })
         })
@@ -74,8 +74,8 @@ impl Serve {
 
     /// Selects a port for a datagram socket. The stack checks requested ports.
     pub(super) fn datagram_port(&self, address: Option<IpAddr>, calls: &Calls<'_>) -> Result<u16, Errno> {
-        let has = |what: &What| {
-            let conn = if let What::Datagrams(conn) = what { Some(*conn) } else { None };
+        let has = |what: &SessionKind| {
+            let conn = if let SessionKind::Datagrams(conn) = what { Some(*conn) } else { None };
             let found = conn.and_then(|conn| calls.stack.datagram_address(conn));
             found.is_some_and(|(other, _)| overlap(other, address))
         };
@@ -94,12 +94,12 @@ impl Serve {
     }
 
     /// Listeners and datagram sockets at a port, with the index of their application.
-    fn at(&self, port: u16) -> impl Iterator<Item = (usize, &What)> {
+    fn at(&self, port: u16) -> impl Iterator<Item = (usize, &SessionKind)> {
         self.ports.used.at(port).filter_map(|(app, number)| Some((app, self.what(app, number)?)))
     }
 
-    fn what(&self, app: usize, number: u32) -> Option<&What> {
+    fn what(&self, app: usize, number: u32) -> Option<&SessionKind> {
         let application = self.registry.apps.get(app)?.as_deref()?;
-        application.session(number).map(Session::what)
+        application.session(number).map(Session::kind)
     }
 }

@@ -10,10 +10,10 @@ use offcore_session::{Memory, Place, Segments};
 use offcore_tcp::proto::AppId;
 
 use super::acceptor::Acceptor;
-use super::backlog::{Backlog, Work};
 use super::descriptors::DescriptorCharge;
 use super::doorbell::Doorbell;
 use super::feed::GrantedMemory;
+use super::pending_work::{PendingWork, Work};
 use super::processes::{Process, ProcessTable};
 use super::session::Session;
 use super::session_table::SessionTable;
@@ -32,7 +32,7 @@ pub(super) struct Application {
     acceptor: Option<Acceptor>,
     processes: ProcessTable,
     sessions: SessionTable,
-    backlog: Backlog,
+    pending: PendingWork,
 }
 
 /// The names of an application, and its user.
@@ -80,7 +80,7 @@ impl Application {
             acceptor: None,
             processes: ProcessTable::default(),
             sessions: SessionTable::default(),
-            backlog: Backlog::default(),
+            pending: PendingWork::default(),
         }
     }
 
@@ -173,35 +173,35 @@ impl Application {
     }
 
     #[inline]
-    pub(super) fn backlog(&self) -> &Backlog {
-        &self.backlog
+    pub(super) fn pending(&self) -> &PendingWork {
+        &self.pending
     }
 
     #[inline]
-    pub(super) fn backlog_mut(&mut self) -> &mut Backlog {
-        &mut self.backlog
+    pub(super) fn pending_mut(&mut self) -> &mut PendingWork {
+        &mut self.pending
     }
 
     /// Checks for marks. They are taken in the application's turn. Returns whether the application requests a look at
     /// the kernel's events.
     #[inline]
     pub(super) fn scan_for_marks(&mut self) -> bool {
-        self.backlog.scan_for_marks(self.shared.control());
+        self.pending.scan_for_marks(self.shared.control());
         self.shared.control().take_look()
     }
 
     /// Notes the time of the application's work, if it has work that is due.
     #[inline]
     pub(super) fn note_work(&mut self, now: u64) {
-        if self.backlog.is_due() {
-            self.doorbell.worked(now);
+        if self.pending.is_due() {
+            self.doorbell.record_work(now);
         }
     }
 
     /// Notes that the application has work at the time `now`, and wakes it. Returns whether it was asleep.
     #[inline]
     pub(super) fn wake(&mut self, now: u64) -> bool {
-        self.doorbell.worked(now);
+        self.doorbell.record_work(now);
         self.doorbell.wake(self.shared.control())
     }
 
@@ -215,22 +215,22 @@ impl Application {
 
     /// Whether there is work, now or later.
     fn has_work(&self) -> bool {
-        self.backlog.has_some() || self.acceptor.as_ref().is_some_and(Acceptor::is_leaving)
+        self.pending.has_work() || self.acceptor.as_ref().is_some_and(Acceptor::is_leaving)
     }
 
     /// Returns the next unit of work.
     pub(super) fn next_work(&mut self) -> Option<Work> {
-        self.backlog.next(self.shared.control(), self.sessions.end())
+        self.pending.next(self.shared.control(), self.sessions.number_bound())
     }
 
     /// Requests that all sessions are handled.
     pub(super) fn request_full_scan(&mut self) {
-        self.backlog.request_full_scan(self.sessions.end());
+        self.pending.request_full_scan(self.sessions.number_bound());
     }
 
     /// Begins to end the application. Its sessions are closed in its turns.
     pub(super) fn start_ending(&mut self) {
-        self.backlog.start_ending(self.sessions.end());
+        self.pending.start_ending(self.sessions.number_bound());
         self.shared.end();
     }
 

@@ -319,7 +319,7 @@ impl Serve {
             match made {
                 Made::More { app, user, memory, segment } => {
                     let id =
-                        self.app(app).and_then(|app| app.memory_mut().has_grown(&memory).then(|| app.id()));
+                        self.app(app).and_then(|app| app.memory_mut().end_growth(&memory).then(|| app.id()));
                     let rest = match id {
                         Some(id) => calls.stack.add_memory(id, segment),
                         None => segment,
@@ -449,7 +449,7 @@ impl Serve {
         let generation = self.registry.next_generation();
         let pid = who.pid();
         let Some(application) = self.registry.app(app) else { return Err(Errno::BADF) };
-        if application.backlog().is_ending() {
+        if application.pending().is_ending() {
             return Err(Errno::AGAIN);
         }
         let (user, visible) = (application.user(), Pid::from_raw(pid));
@@ -462,8 +462,15 @@ impl Serve {
             Err(error @ (Errno::MFILE | Errno::NFILE | Errno::SRCH)) => return Err(error),
             Err(_) => None,
         };
-        let process =
-            Process { generation, pid, channel: None, charge: None, asked: None, talks: false, pidfd };
+        let process = Process {
+            generation,
+            pid,
+            channel: None,
+            charge: None,
+            postponed: None,
+            is_queued: false,
+            pidfd,
+        };
         let (number, owner) = application.add_process(process).ok_or(Errno::NOBUFS)?;
         let key = Key::new(Source::Process, app, number as u32, generation);
         let process = application.process(number as u32, generation);

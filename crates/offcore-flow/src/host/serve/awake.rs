@@ -73,7 +73,7 @@ impl Serve {
     pub(super) fn wake_application(&mut self, app: usize) {
         let Some(application) = self.registry.app(app) else { return };
         if application.wake(self.polling.looked) {
-            // The application rings for marks until it is awake. The next round finds later marks.
+            // Marks from before `wake` are read here, so this scan must follow it. The next round finds later marks.
             self.polling.look |= application.scan_for_marks();
             self.registry.awake.apps.push(app);
             self.registry.awake.asleep -= 1;

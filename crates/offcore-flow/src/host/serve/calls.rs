@@ -16,11 +16,13 @@ use offcore_tcp::proto::{Algorithm, CallError, ConnId, ConnOptions, Info};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 
-use super::backlog::Queue;
 use super::key::Key;
 use super::listening::{KERNEL_ACCEPT_WARNING, MAX_UNACCEPTED_SESSIONS};
-use super::processes::Asked;
-use super::session::{DATAGRAM, Listener, STREAM, Session, What, number as error_number, write_addresses};
+use super::pending_work::Queue;
+use super::processes::ReceivedRequest;
+use super::session::{
+    DATAGRAM, Listener, STREAM, Session, SessionKind, number as error_number, write_addresses,
+};
 use super::sessions::InitialState;
 use super::stream_options::{conn_options, name_congestion};
 use super::wire::Received;
@@ -58,7 +60,7 @@ impl Serve {
         let app = usize::from(key.app);
         let Some(user) = self.app(app).map(|app| app.user()) else { return };
         let Some(asked) = self.next_question(key, calls) else { return };
-        let Asked { question, mut descriptor, lost, since } = asked;
+        let ReceivedRequest { question, mut descriptor, lost, since } = asked;
         if question.call == Call::Fork {
             match descriptor {
                 Some(socket) => self.fork(app, socket, calls),
@@ -76,7 +78,7 @@ impl Serve {
         let binds = matches!(question.call, Call::Bind | Call::Listen);
         if binds && self.helpers.errands.has_some(user) && calls.now < since + CLOSE_TIMEOUT {
             if let Some(process) = self.app(app).and_then(|app| app.process(key.number, key.generation)) {
-                process.asked = Some(Box::new(Asked { question, descriptor, lost, since }));
+                process.postponed = Some(Box::new(ReceivedRequest { question, descriptor, lost, since }));
             }
             self.polling.look = true;
             return self.queue_request(key, Queue::push_waiting);
@@ -96,17 +98,17 @@ impl Serve {
     }
 
     /// Returns the next request of a process: a postponed one, or a new message.
-    fn next_question(&mut self, key: Key, calls: &mut Calls<'_>) -> Option<Asked> {
+    fn next_question(&mut self, key: Key, calls: &mut Calls<'_>) -> Option<ReceivedRequest> {
         let application = self.app(key.app.into())?;
         let user = application.user();
         let process = application.process(key.number, key.generation)?;
-        process.talks = false;
+        process.is_queued = false;
         if self.helpers.errands.are_full(user) {
             self.queue_request(key, Queue::push_waiting);
             return None;
         }
         let process = self.app(key.app.into())?.process(key.number, key.generation)?;
-        if let Some(asked) = process.asked.take() {
+        if let Some(asked) = process.postponed.take() {
             return Some(*asked);
         }
         let channel = process.channel.as_ref()?.as_fd();
@@ -124,7 +126,7 @@ impl Serve {
         };
         let since = calls.now;
         if let (Some(question), Ok(Received { lost, .. })) = (question, &received) {
-            return Some(Asked { question, descriptor, lost: *lost, since });
+            return Some(ReceivedRequest { question, descriptor, lost: *lost, since });
         }
         self.discard(user, descriptor.into_iter().collect());
         let misused = matches!(received, Ok(Received { len: 1.., .. }) | Err(Errno::MSGSIZE));
@@ -137,8 +139,8 @@ impl Serve {
         self.wake_application(key.app.into());
         let Some(application) = self.app(key.app.into()) else { return };
         let Some(process) = application.process(key.number, key.generation) else { return };
-        if !std::mem::replace(&mut process.talks, true) {
-            push(application.backlog_mut().questions(), key);
+        if !std::mem::replace(&mut process.is_queued, true) {
+            push(application.pending_mut().message_senders(), key);
         }
     }
 
@@ -241,7 +243,7 @@ impl Serve {
                 self.may_bind(app, port)?;
                 let place = calls.stack.take_slot(id).ok_or(Errno::NOBUFS)?;
                 let local = SocketAddr::new(local.ip(), port);
-                let what = What::Bound(address, port);
+                let what = SessionKind::Bound(address, port);
                 InitialState { place, what, state: state::BOUND, local: Some(local), remote: None }
             }
             DATAGRAM => {
@@ -266,11 +268,11 @@ impl Serve {
     ) -> Result<Reply, Errno> {
         let place = begin.place;
         let conn = match &begin.what {
-            What::Stream(conn) | What::Datagrams(conn) => Some(*conn),
+            SessionKind::Stream(conn) | SessionKind::Datagrams(conn) => Some(*conn),
             _ => None,
         };
         let listener = match &begin.what {
-            What::Listener(listener) => Some(listener.id),
+            SessionKind::Listener(listener) => Some(listener.id),
             _ => None,
         };
         let id = self.app(app).ok_or(Errno::BADF)?.id();
@@ -293,8 +295,8 @@ impl Serve {
     fn connect(&mut self, app: usize, question: &Question, calls: &mut Calls<'_>) -> Result<Reply, Errno> {
         let application = self.app(app).ok_or(Errno::BADF)?;
         let id = application.id();
-        let connected = application.session(question.number).map(Session::what);
-        if let Some(What::Datagrams(conn)) = connected.filter(|_| question.number != NONE) {
+        let connected = application.session(question.number).map(Session::kind);
+        if let Some(SessionKind::Datagrams(conn)) = connected.filter(|_| question.number != NONE) {
             let conn = *conn;
             return self.connect_datagrams(app, conn, question, calls);
         }
@@ -321,7 +323,7 @@ impl Serve {
             let conn = calls.stack.connect_with(now, id, kept, from, to, calls.out).map_err(errno)?;
             let Some(place) = calls.stack.slot(conn) else { return Err(Errno::NOBUFS) };
             let local = calls.stack.info(conn).map(|info| info.local);
-            let what = What::Stream(conn);
+            let what = SessionKind::Stream(conn);
             let begin = InitialState { place, what, state: state::CONNECTING, local, remote: Some(to) };
             let reply = self.made(app, begin, calls)?;
             self.keep_options(conn, &question.options, kept, calls.stack.algorithm());
@@ -329,8 +331,8 @@ impl Serve {
         }
         let (session, slot) = application.both(question.number).ok_or(Errno::BADF)?;
         let named = session.named();
-        match *session.what() {
-            What::Bound(address, port) => {
+        match *session.kind() {
+            SessionKind::Bound(address, port) => {
                 let from = SocketAddr::new(address.unwrap_or(unspecified(to)), port);
                 let conn = calls.stack.connect(calls.now, id, Some(from), to, calls.out).map_err(errno)?;
                 if !calls.stack.set_slot(conn, session.place()) {
@@ -340,12 +342,14 @@ impl Serve {
                 let local = calls.stack.info(conn).map_or(from, |info| info.local);
                 write_addresses(slot, Some(local), Some(to));
                 slot.set_state(state::CONNECTING);
-                session.change_kind(What::Stream(conn));
+                session.change_kind(SessionKind::Stream(conn));
                 self.index.by_conn.insert(conn, (app, question.number));
                 self.ports.bound.remove(port, app, question.number);
             }
-            What::Stream(_) | What::Datagrams(_) | What::Gone => return Err(Errno::ISCONN),
-            What::Listener(_) => return Err(Errno::INVAL),
+            SessionKind::Stream(_) | SessionKind::Datagrams(_) | SessionKind::Gone => {
+                return Err(Errno::ISCONN);
+            }
+            SessionKind::Listener(_) => return Err(Errno::INVAL),
         }
         Ok(Reply::of(named, None))
     }
@@ -363,11 +367,11 @@ impl Serve {
         let backlog = (question.value & !(SHARE_PORT | ONLY_V6)).clamp(1, u16::MAX.into()) as usize;
         let application = self.app(app).ok_or(Errno::BADF)?;
         let id = application.id();
-        let bound = match application.session(question.number).map(Session::what) {
+        let bound = match application.session(question.number).map(Session::kind) {
             _ if question.number == NONE => None,
-            Some(What::Bound(address, port)) => Some((*address, *port)),
+            Some(SessionKind::Bound(address, port)) => Some((*address, *port)),
             // The call could only change the backlog.
-            Some(What::Listener(_)) => return self.named(app, question.number),
+            Some(SessionKind::Listener(_)) => return self.named(app, question.number),
             Some(_) => return Err(Errno::INVAL),
             None => return Err(Errno::BADF),
         };
@@ -386,7 +390,7 @@ impl Serve {
         };
         let listener =
             calls.stack.listen(id, address, port, backlog, shares || cookie != 0).map_err(errno)?;
-        let what = What::Listener(Listener {
+        let what = SessionKind::Listener(Listener {
             id: listener,
             address,
             port,
@@ -431,14 +435,14 @@ impl Serve {
         if let Some((session, slot)) = self.app(app).and_then(|app| app.both(number)) {
             slot.kept.set_numbers(options);
             name_congestion(slot, usual);
-            session.opened_with(kept);
+            session.set_initial_options(kept);
         }
     }
 
-    fn become_listener(&mut self, app: usize, number: u32, what: What) -> Result<(u32, Reply), Errno> {
+    fn become_listener(&mut self, app: usize, number: u32, what: SessionKind) -> Result<(u32, Reply), Errno> {
         let application = self.registry.app(app).ok_or(Errno::BADF)?;
         let (session, slot) = application.both(number).ok_or(Errno::BADF)?;
-        if let What::Listener(listener) = &what {
+        if let SessionKind::Listener(listener) = &what {
             self.index.by_listener.insert(listener.id, (app, number));
             self.ports.bound.remove(listener.port, app, number);
             self.ports.used.add(listener.port, app, number);
@@ -485,8 +489,8 @@ impl Serve {
         let cookie = socket_cookie(end)?;
         let application = self.app(app).ok_or(Errno::BADF)?;
         let number = application.sessions().find(cookie).ok_or(Errno::BADF)?;
-        let kernel = match application.session(number).map(Session::what) {
-            Some(What::Listener(Listener { kernel: Some(kernel), .. })) => Some(kernel.try_clone()?),
+        let kernel = match application.session(number).map(Session::kind) {
+            Some(SessionKind::Listener(Listener { kernel: Some(kernel), .. })) => Some(kernel.try_clone()?),
             _ => None,
         };
         let reply = self.named(app, number)?;
@@ -497,8 +501,8 @@ impl Serve {
         let application = self.app(app).ok_or(Errno::BADF)?;
         let session = application.session(number).ok_or(Errno::BADF)?;
         let mut words = [0; INFO];
-        words[0] = match session.what() {
-            What::Listener(_) => LISTEN,
+        words[0] = match session.kind() {
+            SessionKind::Listener(_) => LISTEN,
             _ => CLOSE,
         };
         if let Some(info) = session.conn().and_then(|conn| calls.stack.info(conn)) {

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use super::Serve;
 use super::calls::{Reply, bound_to, errno};
 use super::counts::ServeCounts;
-use super::session::{Session, What, write_addresses};
+use super::session::{Session, SessionKind, write_addresses};
 use super::sessions::InitialState;
 use crate::host::Calls;
 
@@ -49,7 +49,7 @@ impl Serve {
         };
         let port = calls.stack.datagram_address(conn).map_or(0, |(_, port)| port);
         let local = SocketAddr::new(source.unwrap_or(local.ip()), port);
-        let what = What::Datagrams(conn);
+        let what = SessionKind::Datagrams(conn);
         Ok(InitialState { place, what, state: state::BOUND, local: Some(local), remote: peer })
     }
 
@@ -105,7 +105,8 @@ impl Serve {
         info[0] = calls.stack.index_of(&membership).ok_or(Errno::NODEV)?;
         if question.value != Change::Find as u32 {
             let application = self.app(app).ok_or(Errno::BADF)?;
-            let Some(What::Datagrams(conn)) = application.session(question.number).map(Session::what) else {
+            let Some(SessionKind::Datagrams(conn)) = application.session(question.number).map(Session::kind)
+            else {
                 return Err(Errno::BADF);
             };
             let joins = question.value == Change::Join as u32;

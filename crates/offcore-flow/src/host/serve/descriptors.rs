@@ -9,15 +9,13 @@ use offcore_session::place::SEGMENT;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
-use super::ServeError;
-
 /// Descriptors reserved for the stack itself, for example for ports and threads. With a low limit, a quarter of the
 /// limit is reserved.
 const RESERVED: u64 = 2048;
 /// A user with this many files to close is at the limit of errands.
 pub(super) const MAX_PENDING_CLOSES: usize = 256;
-/// Maximum number of files about to be closed after a message has exceeded that limit: a message has up to 253 files, as
-/// `SCM_MAX_FD` of Linux.
+/// Maximum number of files about to be closed after a message has exceeded that limit: a message has up to 253 files,
+/// as `SCM_MAX_FD` of Linux.
 const RECEIVED: usize = MAX_PENDING_CLOSES + 253;
 /// Maximum number of connections accepted from a kernel listener at a time.
 pub(super) const ACCEPTED: usize = 16;
@@ -63,23 +61,29 @@ impl Drop for Charged {
 }
 
 impl Descriptors {
-    /// Divides the limit of this process among `users` users.
-    ///
-    /// # Errors
-    /// If the limit is too low for this number of users.
-    pub(super) fn new(users: usize) -> Result<Self, ServeError> {
-        Self::divide(getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX), users)
+    /// Divides the limit of this process among `users` users. If their shares exceed the limit, a warning is logged.
+    pub(super) fn new(users: usize) -> Self {
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let (descriptors, needed) = Self::divide(limit, users);
+        if let Some(needed) = needed {
+            tracing::warn!(
+                limit,
+                users,
+                "the limit of open files is too low for programs of this number of users: they can use up the \
+                 descriptors of each other. Raise it to {needed} (ulimit -n, LimitNOFILE=), or admit fewer users"
+            );
+        }
+        descriptors
     }
 
-    fn divide(limit: u64, users: usize) -> Result<Self, ServeError> {
+    /// Divides a limit. Also returns the limit that the users need, if this one is lower.
+    fn divide(limit: u64, users: usize) -> (Self, Option<u64>) {
         let most = usize::try_from(limit - RESERVED.min(limit / 4)).unwrap_or(usize::MAX) / users;
         // With a low limit, pending closes have half of the share.
         let most = most - RECEIVED.min(most / 2);
-        if most < LEAST {
-            let all = ((2 * LEAST - 1) * users) as u64;
-            return Err(ServeError::Descriptors { limit, users, needed: all + RESERVED.min((all - 1) / 3) });
-        }
-        Ok(Self { most, used: HashMap::new() })
+        let all = ((2 * LEAST - 1) * users) as u64;
+        let needed = (most < LEAST).then(|| all + RESERVED.min((all - 1) / 3));
+        (Self { most: most.max(LEAST), used: HashMap::new() }, needed)
     }
 
     /// The share of a user.
@@ -118,26 +122,25 @@ mod tests {
     #[test]
     fn users_have_equal_shares() {
         let limit = RESERVED + 2 * RECEIVED as u64 + 20_000;
-        let mut descriptors = Descriptors::divide(limit, 2).unwrap();
+        let (mut descriptors, _) = Descriptors::divide(limit, 2);
         assert_eq!(descriptors.take(1, 10_001).err(), Some(Errno::MFILE));
         let mut charges: Vec<_> = [9_990, 10].map(|count| descriptors.take(1, count).unwrap()).into();
         assert_eq!(descriptors.take(1, 1).err(), Some(Errno::MFILE));
         assert!(descriptors.take(2, 10_000).is_ok(), "another user's share");
         charges.pop();
         assert!(descriptors.take(1, 10).is_ok());
-        let share = |limit, users| Descriptors::divide(limit, users).map(|divided| divided.most());
-        assert_eq!(share(4000, 1).unwrap(), 3000 - RECEIVED, "a quarter of a low limit is reserved");
-        assert_eq!(share(4000, 10).unwrap(), 150, "half of a small share");
+        let share = |limit, users| Descriptors::divide(limit, users).0.most();
+        assert_eq!(share(4000, 1), 3000 - RECEIVED, "a quarter of a low limit is reserved");
+        assert_eq!((share(4000, 10), share(4000, 60)), (150, LEAST), "half of a small share");
     }
 
     #[test]
-    fn low_limit_is_refused() {
+    fn low_limit_is_recognized() {
         for users in [1, 10, 60, 600] {
-            let Err(ServeError::Descriptors { needed, .. }) = Descriptors::divide(16, users) else {
-                panic!("16 descriptors for {users} users");
-            };
-            assert!(Descriptors::divide(needed - 1, users).is_err(), "{users} users");
-            assert_eq!(Descriptors::divide(needed, users).unwrap().most(), LEAST, "{users} users");
+            let needed = Descriptors::divide(16, users).1.unwrap();
+            assert_eq!(Descriptors::divide(needed - 1, users).1, Some(needed), "{users} users");
+            let (descriptors, more) = Descriptors::divide(needed, users);
+            assert_eq!((descriptors.most(), more), (LEAST, None), "{users} users");
         }
     }
 }

@@ -7,7 +7,9 @@ use offcore_session::control::Control;
 /// Microseconds without work after which an application may fall asleep.
 const IDLE: u64 = 10_000;
 
-/// The eventfd with which an application wakes the stack, and whether the application must use it.
+/// The eventfd with which an application wakes the stack, and whether the application must use it. An application is
+/// awake while the stack reads its marks in each round, and asleep while it must write to the eventfd. Its processes
+/// run in both states.
 #[derive(Debug)]
 pub(super) struct Doorbell {
     /// It is never read: each write is an event.
@@ -30,7 +32,7 @@ impl Doorbell {
 
     /// The application has work at the time `now`.
     #[inline]
-    pub(super) fn worked(&mut self, now: u64) {
+    pub(super) fn record_work(&mut self, now: u64) {
         self.worked = now;
     }
 

@@ -60,9 +60,9 @@ impl GrantedMemory {
         &self.memory
     }
 
-    /// More memory for `memory` was created. Returns whether that is this memory: the application for which it was
-    /// created may have ended.
-    pub(super) fn has_grown(&mut self, memory: &Arc<Memory>) -> bool {
+    /// Records that the creation of more memory has ended. Returns `false` if `memory` belongs to another application,
+    /// which may have ended.
+    pub(super) fn end_growth(&mut self, memory: &Arc<Memory>) -> bool {
         let is_this = Arc::ptr_eq(&self.memory, memory);
         self.grows &= !is_this;
         is_this

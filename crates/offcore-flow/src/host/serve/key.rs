@@ -158,8 +158,8 @@ impl Watch {
         let _ = self.of(user).and_then(|set| epoll::delete(set, fd));
     }
 
-    /// Takes the events of the stack's own descriptors, and the indices of users that have events. Returns whether there
-    /// may be more.
+    /// Takes the events of the stack's own descriptors, and the indices of users that have events. Returns whether
+    /// there may be more.
     pub(super) fn take(&self, events: &mut Vec<Key>, users: &mut ArrayVec<usize, AT_ONCE>) -> bool {
         let mut space = [const { MaybeUninit::uninit() }; AT_ONCE];
         let found = take_from(&self.stack, &mut space);

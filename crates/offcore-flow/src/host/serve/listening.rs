@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use super::acceptor::{AcceptResult, Acceptor, Kernel, Name};
 use super::descriptors::{KERNEL_LISTENER, SESSION};
 use super::key::{Key, Source};
-use super::session::{Listener, Session, What};
+use super::session::{Listener, Session, SessionKind};
 use super::sessions::InitialState;
 use super::{Serve, wire};
 use crate::host::Calls;
@@ -56,7 +56,7 @@ impl Serve {
         }
         self.wake_application(app);
         if let Some(application) = self.app(app) {
-            application.backlog_mut().listeners().push((number, generation));
+            application.pending_mut().listeners().push((number, generation));
         }
         self.schedule.behind = true;
     }
@@ -152,8 +152,8 @@ impl Serve {
                         return false;
                     };
                     let session = application.session(number);
-                    if let Some(What::Listener(Listener { kernel: Some(kernel), .. })) =
-                        session.map(Session::what)
+                    if let Some(SessionKind::Listener(Listener { kernel: Some(kernel), .. })) =
+                        session.map(Session::kind)
                         && let Some(acceptor) = application.acceptor()
                     {
                         acceptor.go_on(kernel, &mut self.helpers.errands);
@@ -287,7 +287,7 @@ impl Serve {
         let (place, info) = (calls.stack.slot(conn), calls.stack.info(conn));
         let begin = InitialState {
             place: place.ok_or(Errno::NOMEM)?,
-            what: What::Stream(conn),
+            what: SessionKind::Stream(conn),
             state: state::OPEN,
             local: info.map(|info| info.local),
             remote: info.map(|info| info.remote),
@@ -378,7 +378,7 @@ impl Serve {
         let generation = session.generation();
         let Some(listener) = session.listener_mut() else { return };
         if !std::mem::replace(&mut listener.queued, true) {
-            application.backlog_mut().listeners().push_waiting((number, generation));
+            application.pending_mut().listeners().push_waiting((number, generation));
         }
     }
 

@@ -171,8 +171,8 @@ pub(super) fn open_gate(ours: BorrowedFd<'_>, gates: impl FnOnce() -> u32) -> Op
 }
 
 /// Peeks at the bytes that the application has sent, up to the length of `bytes`. Returns the number of bytes, and
-/// whether descriptors are among them. A peek ends at an out-of-band byte (`MSG_OOB`): if it returns fewer bytes than the
-/// queue has, descriptors may be behind that byte.
+/// whether descriptors are among them. A peek ends at an out-of-band byte (`MSG_OOB`): if it returns fewer bytes than
+/// the queue has, descriptors may be behind that byte.
 pub(super) fn look(ours: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<(usize, bool), Errno> {
     let parts = &mut [IoSliceMut::new(bytes)];
     let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;

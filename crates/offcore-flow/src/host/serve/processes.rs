@@ -16,16 +16,17 @@ pub(super) struct Process {
     /// The process's socket, until the process closes it.
     pub(super) channel: Option<OwnedFd>,
     pub(super) charge: Option<DescriptorCharge>,
-    /// A postponed request, and whether the process is in the queue of processes that may have sent messages.
-    pub(super) asked: Option<Box<Asked>>,
-    pub(super) talks: bool,
+    /// A postponed request.
+    pub(super) postponed: Option<Box<ReceivedRequest>>,
+    /// The process is in the queue of processes that may have sent messages.
+    pub(super) is_queued: bool,
     /// Readable after the process has ended; `None` if the kernel cannot report that.
     pub(super) pidfd: Option<OwnedFd>,
 }
 
 /// A request of a process.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct ReceivedRequest {
     pub(super) question: Question,
     /// A descriptor that came with the request.
     pub(super) descriptor: Option<OwnedFd>,

@@ -28,8 +28,8 @@ use offcore_tcp::proto::ConnId;
 use rustix::io::{Errno, ioctl_fionread};
 use rustix::net::{RecvFlags, recv};
 
-use super::backlog::Queue;
-use super::session::{Session, What};
+use super::pending_work::Queue;
+use super::session::{Session, SessionKind};
 use super::{Serve, pair};
 use crate::host::Calls;
 
@@ -65,11 +65,11 @@ enum Relayed {
 
 fn to(session: &Session, slot: &Slot) -> To {
     let ended = session.is_over() || slot.wishes.options.load(Ordering::Acquire) & wish::END != 0;
-    match *session.what() {
-        What::Stream(_) if ended => To::Nowhere,
-        What::Stream(conn) if slot.state() == state::OPEN => To::Stream(conn),
-        What::Stream(_) => To::Later,
-        What::Datagrams(conn) if !ended => peer(slot).map_or(To::Nowhere, |peer| To::Peer(conn, peer)),
+    match *session.kind() {
+        SessionKind::Stream(_) if ended => To::Nowhere,
+        SessionKind::Stream(conn) if slot.state() == state::OPEN => To::Stream(conn),
+        SessionKind::Stream(_) => To::Later,
+        SessionKind::Datagrams(conn) if !ended => peer(slot).map_or(To::Nowhere, |peer| To::Peer(conn, peer)),
         _ => To::Nowhere,
     }
 }
@@ -197,7 +197,7 @@ impl Serve {
         let Some(session) = application.session_mut(number) else { return };
         let named = (number, session.generation());
         if session.pair_read().enqueue(ends) {
-            push(application.backlog_mut().pairs(), named);
+            push(application.pending_mut().pairs(), named);
         }
     }
 
@@ -259,7 +259,7 @@ impl Serve {
             To::Nowhere => {
                 let from = tsc::now();
                 consume(ours, bytes.len());
-                session.end_mut().woke(from);
+                session.end_mut().record_wakeup(from);
                 (bytes.len(), 0)
             }
             to @ (To::Stream(conn) | To::Peer(conn, _)) => {
@@ -280,7 +280,7 @@ impl Serve {
                 let taken = usize::from(sorted.ends[last]);
                 let from = tsc::now();
                 consume(ours, taken);
-                session.end_mut().woke(from);
+                session.end_mut().record_wakeup(from);
                 (taken, done)
             }
         };

@@ -27,7 +27,7 @@ const WAKE_ROOM_PART: u64 = 3;
 
 /// The kind of a session.
 #[derive(Debug)]
-pub(super) enum What {
+pub(super) enum SessionKind {
     /// Bound to an address (`None`: any address) and a port.
     Bound(Option<IpAddr>, u16),
     Listener(Listener),
@@ -71,7 +71,7 @@ pub(super) struct Session {
     generation: u32,
     /// The kernel's socket cookie of the application's end.
     cookie: u64,
-    what: What,
+    kind: SessionKind,
     /// The port that the session was first bound to.
     port: u16,
     end: StackEnd,
@@ -107,8 +107,8 @@ pub(super) struct PairRead {
 }
 
 impl PairRead {
-    /// Notes that the session is queued; with `ends`, that it ends afterwards, or at that time. Returns `true` if it
-    /// was not queued before.
+    /// Records that the session is queued. With `ends`, the session ends after its data is sent, or at that time.
+    //Returns / `true` if it was not queued before.
     pub(super) fn enqueue(&mut self, ends: Option<u64>) -> bool {
         self.ends = self.ends.or(ends);
         !std::mem::replace(&mut self.queued, true)
@@ -131,7 +131,7 @@ impl Session {
         place: Place,
         generation: u32,
         cookie: u64,
-        what: What,
+        kind: SessionKind,
         port: u16,
         end: StackEnd,
     ) -> Self {
@@ -139,7 +139,7 @@ impl Session {
             place,
             generation,
             cookie,
-            what,
+            kind,
             port,
             end,
             applied: AppliedOptions::default(),
@@ -172,33 +172,33 @@ impl Session {
     }
 
     #[inline]
-    pub(super) fn what(&self) -> &What {
-        &self.what
+    pub(super) fn kind(&self) -> &SessionKind {
+        &self.kind
     }
 
     /// Turns the session into another kind, and returns the previous one.
-    pub(super) fn change_kind(&mut self, what: What) -> What {
-        std::mem::replace(&mut self.what, what)
+    pub(super) fn change_kind(&mut self, kind: SessionKind) -> SessionKind {
+        std::mem::replace(&mut self.kind, kind)
     }
 
     /// The listener, if the session accepts connections.
     pub(super) fn listener_mut(&mut self) -> Option<&mut Listener> {
-        match &mut self.what {
-            What::Listener(listener) => Some(listener),
+        match &mut self.kind {
+            SessionKind::Listener(listener) => Some(listener),
             _ => None,
         }
     }
 
-    /// How messages name the session.
+    /// The place and generation that identify the session in messages.
     pub(super) fn named(&self) -> Named {
         Named { place: self.place.number(), generation: self.generation }
     }
 
     /// The connection or datagram socket.
     pub(super) fn conn(&self) -> Option<ConnId> {
-        match self.what {
-            What::Stream(conn) | What::Datagrams(conn) => Some(conn),
-            What::Bound(..) | What::Listener(_) | What::Gone => None,
+        match self.kind {
+            SessionKind::Stream(conn) | SessionKind::Datagrams(conn) => Some(conn),
+            SessionKind::Bound(..) | SessionKind::Listener(_) | SessionKind::Gone => None,
         }
     }
 
@@ -226,8 +226,7 @@ impl Session {
         &mut self.pair_read
     }
 
-    /// If a query whether the application's end is open is in progress, it is repeated afterwards. Returns whether that
-    /// is the case.
+    /// If a query is in progress, requests that it is repeated. Returns whether a query is in progress.
     pub(super) fn repeat_query(&mut self) -> bool {
         let in_progress = self.query != PeerQuery::Idle;
         if in_progress {
@@ -260,12 +259,12 @@ impl Session {
         }
         self.alarm(slot, counts);
         self.announce(slot, counts);
-        self.end.take_long()
+        self.end.take_slow_ticks()
     }
 
     /// The connection was opened with these options.
-    pub(super) fn opened_with(&mut self, kept: ConnOptions) {
-        self.applied.opened_with(kept);
+    pub(super) fn set_initial_options(&mut self, kept: ConnOptions) {
+        self.applied.set_initial_options(kept);
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -282,20 +281,20 @@ impl Session {
         calls: &mut Calls<'_>,
         counts: &mut ServeCounts,
     ) -> Result<(), CallError> {
-        if let What::Listener(listener) = &self.what {
+        if let SessionKind::Listener(listener) = &self.kind {
             calls.stack.set_listener_buffers(listener.id, buffers(slot, true));
             calls.stack.set_listener_options(listener.id, conn_options(&slot.kept.numbers(), is_v6(slot)));
         }
         let Some(conn) = self.conn() else { return Ok(()) };
         let wanted = slot.wishes.options.load(Ordering::Acquire);
-        if matches!(self.what, What::Stream(_)) && !self.is_over() {
+        if matches!(self.kind, SessionKind::Stream(_)) && !self.is_over() {
             self.applied.apply(wanted, slot, conn, calls);
         }
-        if matches!(self.what, What::Datagrams(_)) && !self.is_over() {
+        if matches!(self.kind, SessionKind::Datagrams(_)) && !self.is_over() {
             datagram_bits::apply(slot, conn, calls);
         }
         if !self.is_over() {
-            self.applied.apply_buffers(slot, matches!(self.what, What::Stream(_)), conn, calls);
+            self.applied.apply_buffers(slot, matches!(self.kind, SessionKind::Stream(_)), conn, calls);
             misuse(calls.stack.written(calls.now, conn, calls.out))?;
         }
         misuse(calls.stack.consumed(calls.now, conn, calls.out))?;
@@ -316,8 +315,8 @@ impl Session {
     /// both directions were shut down; the direction to the application by the stack or by the application itself.
     pub(super) fn may_show_early_hang_up(&self, slot: &Slot) -> bool {
         let wanted = slot.wishes.options.load(Ordering::Acquire);
-        let no_more = self.end.is_shut() || wanted & wish::NO_READ != 0;
-        self.end.is_hung() || no_more && wanted & wish::END != 0
+        let no_more = self.end.is_write_shut() || wanted & wish::NO_READ != 0;
+        self.end.is_shut_down() || no_more && wanted & wish::END != 0
     }
 
     /// Reports an error of a datagram socket to the application, once.
@@ -341,9 +340,9 @@ impl Session {
 
     /// Whether an error of a datagram socket, or an urgent byte of a stream, is still unread.
     fn is_urgent(&self, slot: &Slot) -> bool {
-        match self.what {
-            What::Datagrams(_) => slot.has_errors(),
-            What::Stream(_) => slot.has_urgent(),
+        match self.kind {
+            SessionKind::Datagrams(_) => slot.has_errors(),
+            SessionKind::Stream(_) => slot.has_urgent(),
             _ => false,
         }
     }
@@ -352,14 +351,14 @@ impl Session {
     fn waits_for_more(&self, slot: &Slot) -> bool {
         let Some(least) = option::decode(slot.kept.number(option::RCVLOWAT)) else { return false };
         let any = slot.wishes.options.load(Ordering::Relaxed) & wish::ANY_DATA != 0;
-        matches!(self.what, What::Stream(_)) && !any && slot.unread() < least.into()
+        matches!(self.kind, SessionKind::Stream(_)) && !any && slot.unread() < least.into()
     }
 
     /// Announces unread data, unless it is announced already.
     pub(super) fn announce(&mut self, slot: &Slot, counts: &mut ServeCounts) {
         // An end that is shut down for writing is readable anyway.
         let any = || slot.unread() > 0 && !self.waits_for_more(slot) || slot.identity.has_failed();
-        if !self.end.is_shut() && slot.wake.announce(any) {
+        if !self.end.is_write_shut() && slot.wake.announce(any) {
             self.end.put(pair::put_token, counts);
         }
     }
@@ -380,8 +379,8 @@ impl Session {
 
     /// Returns the ticks spent on slow wake-ups since the last call.
     #[inline]
-    pub(super) fn take_long(&mut self) -> u64 {
-        self.end.take_long()
+    pub(super) fn take_slow_ticks(&mut self) -> u64 {
+        self.end.take_slow_ticks()
     }
 
     /// Opens the gate if the application waits for room and enough is free. Otherwise the stack reports room later.
@@ -419,9 +418,9 @@ impl Session {
 
     /// Whether the session can be written to, given enough room.
     pub(super) fn is_open(&self, slot: &Slot) -> bool {
-        match self.what {
-            What::Stream(_) => slot.state() == state::OPEN,
-            What::Datagrams(_) => true,
+        match self.kind {
+            SessionKind::Stream(_) => slot.state() == state::OPEN,
+            SessionKind::Datagrams(_) => true,
             _ => false,
         }
     }
@@ -432,7 +431,7 @@ impl Session {
         self.open_gate(slot, counts);
     }
 
-    /// Opens the gate, or after data in the pair is taken.
+    /// Opens the gate now, or after the data in the pair is taken.
     fn open_gate(&mut self, slot: &Slot, counts: &mut ServeCounts) {
         self.opens |= !self.end.open_gate(slot, counts);
     }
@@ -488,8 +487,8 @@ impl Session {
     }
 
     /// Splits the session into the stack's end and its kind.
-    pub(super) fn into_parts(self) -> (StackEnd, What) {
-        (self.end, self.what)
+    pub(super) fn into_parts(self) -> (StackEnd, SessionKind) {
+        (self.end, self.kind)
     }
 
     /// Whether the session ends with a reset when the application closes it.

@@ -6,7 +6,7 @@ use std::collections::{BinaryHeap, HashMap};
 use offcore_session::control::SESSIONS;
 
 use super::session::Session;
-use super::stack_end::ClosingEnd;
+use super::stack_end::ClosingDescriptor;
 
 /// The sessions of an application. A new session gets the lowest free number.
 #[derive(Debug, Default)]
@@ -24,8 +24,8 @@ impl SessionTable {
         self.entries.len() - self.free.len()
     }
 
-    /// All sessions have numbers below this one.
-    pub(super) fn end(&self) -> u32 {
+    /// Upper bound (exclusive) of the session numbers.
+    pub(super) fn number_bound(&self) -> u32 {
         self.entries.len() as u32
     }
 
@@ -34,7 +34,7 @@ impl SessionTable {
     pub(super) fn next_number(&self) -> Option<u32> {
         match self.free.peek() {
             Some(Reverse(number)) => Some(*number),
-            None if self.entries.len() < SESSIONS => Some(self.end()),
+            None if self.entries.len() < SESSIONS => Some(self.number_bound()),
             None => None,
         }
     }
@@ -80,7 +80,7 @@ impl SessionTable {
     }
 
     /// Takes the stack's ends of all sessions.
-    pub(super) fn take_ends(&mut self) -> Vec<ClosingEnd> {
+    pub(super) fn take_descriptors(&mut self) -> Vec<ClosingDescriptor> {
         self.entries.iter_mut().flatten().flat_map(|session| session.end_mut().take_descriptors()).collect()
     }
 }

@@ -16,7 +16,7 @@ use rustix::net::sockopt::socket_cookie;
 use rustix::net::{Shutdown, shutdown};
 
 use super::key::{Key, Source};
-use super::session::{DATAGRAM, STREAM, Session, What, write_addresses};
+use super::session::{DATAGRAM, STREAM, Session, SessionKind, write_addresses};
 use super::stack_end::{Ending, StackEnd};
 use super::{Serve, descriptors, pair};
 use crate::host::Calls;
@@ -29,7 +29,7 @@ const ANSWERS: usize = 64;
 /// The initial state of a session.
 pub(super) struct InitialState {
     pub(super) place: Place,
-    pub(super) what: What,
+    pub(super) what: SessionKind,
     pub(super) state: u32,
     pub(super) local: Option<SocketAddr>,
     pub(super) remote: Option<SocketAddr>,
@@ -58,7 +58,7 @@ impl Serve {
         let few = application.sessions().len() < self.config.connections;
         let number = application.sessions().next_number().filter(|_| few).ok_or(Errno::MFILE)?;
         let slot = application.slot(place).ok_or(Errno::NOMEM)?;
-        let datagrams = matches!(what, What::Datagrams(_));
+        let datagrams = matches!(what, SessionKind::Datagrams(_));
         let closed = state != state::OPEN && !datagrams;
         let gates = if closed { self.pairs.gate } else { 0 };
         let pair = self.pairs.pair(closed)?;
@@ -76,18 +76,18 @@ impl Serve {
         slot.set_state(state);
         let at = (app, number);
         let _ = match &what {
-            What::Stream(conn) | What::Datagrams(conn) => self.index.by_conn.insert(*conn, at),
-            What::Listener(listener) => self.index.by_listener.insert(listener.id, at),
-            What::Bound(..) | What::Gone => None,
+            SessionKind::Stream(conn) | SessionKind::Datagrams(conn) => self.index.by_conn.insert(*conn, at),
+            SessionKind::Listener(listener) => self.index.by_listener.insert(listener.id, at),
+            SessionKind::Bound(..) | SessionKind::Gone => None,
         };
         let port = match &what {
-            What::Bound(_, port) => *port,
-            What::Listener(listener) => listener.port,
-            What::Datagrams(_) => local.map_or(0, |local| local.port()),
-            What::Stream(_) | What::Gone => 0,
+            SessionKind::Bound(_, port) => *port,
+            SessionKind::Listener(listener) => listener.port,
+            SessionKind::Datagrams(_) => local.map_or(0, |local| local.port()),
+            SessionKind::Stream(_) | SessionKind::Gone => 0,
         };
         let ports =
-            if matches!(what, What::Bound(..)) { &mut self.ports.bound } else { &mut self.ports.used };
+            if matches!(what, SessionKind::Bound(..)) { &mut self.ports.bound } else { &mut self.ports.used };
         ports.add(port, app, number);
         let end = StackEnd::new(pair.ours, charge, gates);
         let session = Session::new(place, generation, cookie, what, port, end);
@@ -117,7 +117,7 @@ impl Serve {
         }
         let ending =
             session.over(slot, Cause::Aborted, self.helpers.peers.are_known(), &mut self.tally.counts);
-        session.change_kind(What::Gone);
+        session.change_kind(SessionKind::Gone);
         let key = Key::new(Source::Pipe, app, number, session.generation());
         if let (Ending::Reset(left), Some(pipe)) = (ending, session.end().pipe()) {
             let _ = self.polling.watch.add(user, pipe, key, EventFlags::empty());
@@ -172,10 +172,10 @@ impl Serve {
         let user = application.user();
         let Some((session, slot)) = application.both(number) else { return };
         let ending = session.over(slot, cause, self.helpers.peers.are_known(), &mut self.tally.counts);
-        if matches!(session.what(), What::Datagrams(_)) {
+        if matches!(session.kind(), SessionKind::Datagrams(_)) {
             // The stack has already released the socket and its slot.
             self.index.by_conn.remove(&conn);
-            session.change_kind(What::Gone);
+            session.change_kind(SessionKind::Gone);
         }
         let key = Key::new(Source::Pipe, app, number, session.generation());
         if let (Ending::Reset(left), Some(pipe)) = (ending, session.end().pipe()) {
@@ -269,14 +269,14 @@ impl Serve {
     pub(super) fn stop_listening(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
         let application = self.registry.app(app);
         let Some((session, slot)) = application.and_then(|app| app.both(number)) else { return };
-        let What::Listener(listener) = session.what() else { return };
+        let SessionKind::Listener(listener) = session.kind() else { return };
         self.index.by_listener.remove(&listener.id);
         self.ports.used.remove(listener.port, app, number);
         self.ports.bound.add(listener.port, app, number);
         calls.stack.unlisten(calls.now, listener.id, calls.out);
-        let bound = What::Bound(listener.address, listener.port);
+        let bound = SessionKind::Bound(listener.address, listener.port);
         slot.set_state(state::BOUND);
-        if let What::Listener(listener) = session.change_kind(bound) {
+        if let SessionKind::Listener(listener) = session.change_kind(bound) {
             self.end_kernel(app, listener);
         }
     }
@@ -297,7 +297,7 @@ impl Serve {
         self.ports.used.remove(port, app, number);
         self.ports.bound.remove(port, app, number);
         match what {
-            What::Stream(conn) => {
+            SessionKind::Stream(conn) => {
                 self.index.by_conn.remove(&conn);
                 if resets {
                     calls.stack.abort(calls.now, conn, calls.out);
@@ -305,18 +305,18 @@ impl Serve {
                     calls.close(conn);
                 }
             }
-            What::Datagrams(conn) => {
+            SessionKind::Datagrams(conn) => {
                 self.index.by_conn.remove(&conn);
                 calls.close(conn);
             }
-            What::Listener(listener) => {
+            SessionKind::Listener(listener) => {
                 self.index.by_listener.remove(&listener.id);
                 calls.stack.unlisten(calls.now, listener.id, calls.out);
                 self.end_kernel(app, listener);
                 calls.stack.give_slot(id, place);
             }
-            What::Bound(..) => calls.stack.give_slot(id, place),
-            What::Gone => {}
+            SessionKind::Bound(..) => calls.stack.give_slot(id, place),
+            SessionKind::Gone => {}
         }
     }
 

@@ -15,8 +15,8 @@ use super::{pair, wire};
 /// Number of bytes sent before the byte that carries the end of the pipe. It exceeds the number of token bytes that a
 /// few calls read.
 const DECOYS: usize = 512;
-/// A wake-up that takes at least this number of TSC ticks is long: about 30 us.
-pub(super) const LONG: u64 = 100_000;
+/// A wake-up that takes at least this number of TSC ticks is slow: about 30 us.
+pub(super) const SLOW_WAKEUP: u64 = 100_000;
 
 /// The state of the stack's end after a session is over.
 #[derive(Debug)]
@@ -25,18 +25,18 @@ pub(super) enum Ending {
     Stays,
     /// The stack's end is closed. If closing it may take long, it is returned to be closed elsewhere. The caller
     /// watches the [pipe](StackEnd::pipe).
-    Reset(Option<ClosingEnd>),
+    Reset(Option<ClosingDescriptor>),
 }
 
 /// A descriptor that is closed outside the worker, with its charge.
 #[derive(Debug)]
-pub(super) struct ClosingEnd {
+pub(super) struct ClosingDescriptor {
     fd: OwnedFd,
-    #[expect(dead_code, reason = "it ends after the descriptor is closed")]
+    #[expect(dead_code, reason = "it is released after the descriptor is closed")]
     charge: DescriptorCharge,
 }
 
-impl ClosingEnd {
+impl ClosingDescriptor {
     /// Wakes all waiters at both ends.
     pub(super) fn hang_up(&self) {
         let _ = shutdown(&self.fd, Shutdown::Both);
@@ -52,20 +52,29 @@ pub(super) struct StackEnd {
     /// After a reset, this end of a pipe hangs up when the application closes its last descriptor.
     pipe: Option<OwnedFd>,
     /// The end is shut down for writing.
-    shut: bool,
+    write_shut: bool,
     /// The stack has shut down both directions.
-    hung: bool,
+    shut_down: bool,
     /// Bytes of gates that the stack has put into the pair, minus all bytes of gates that it has taken out, including
     /// the application's.
     gates: u32,
-    /// TSC ticks spent on slow wake-ups of the application since [`take_long`](Self::take_long) was last called.
-    long: u64,
+    /// TSC ticks spent on slow wake-ups of the application since [`take_slow_ticks`](Self::take_slow_ticks) was last
+    /// called.
+    slow_ticks: u64,
 }
 
 impl StackEnd {
     /// `gates` is the number of bytes of gates that are in the pair.
     pub(super) fn new(socket: OwnedFd, charge: DescriptorCharge, gates: u32) -> Self {
-        Self { socket: Some(socket), charge, pipe: None, shut: false, hung: false, gates, long: 0 }
+        Self {
+            socket: Some(socket),
+            charge,
+            pipe: None,
+            write_shut: false,
+            shut_down: false,
+            gates,
+            slow_ticks: 0,
+        }
     }
 
     /// The socket, while it is open.
@@ -80,13 +89,13 @@ impl StackEnd {
 
     /// Whether the stack has shut down the direction to the application.
     #[inline]
-    pub(super) fn is_shut(&self) -> bool {
-        self.shut
+    pub(super) fn is_write_shut(&self) -> bool {
+        self.write_shut
     }
 
     /// Whether the stack has shut down both directions.
-    pub(super) fn is_hung(&self) -> bool {
-        self.hung
+    pub(super) fn is_shut_down(&self) -> bool {
+        self.shut_down
     }
 
     /// Number of bytes of gates that may be in the pair.
@@ -102,26 +111,26 @@ impl StackEnd {
     /// Writes a byte to the application's end.
     #[inline]
     pub(super) fn put(&mut self, put: impl FnOnce(BorrowedFd<'_>), counts: &mut ServeCounts) {
-        if let Some(socket) = self.socket().filter(|_| !self.shut) {
+        if let Some(socket) = self.socket().filter(|_| !self.write_shut) {
             let from = tsc::now();
             put(socket);
             counts.tokens += 1;
-            self.woke(from);
+            self.record_wakeup(from);
         }
     }
 
     /// Records the duration of a wake-up that began at TSC value `from`, if it was slow.
-    pub(super) fn woke(&mut self, from: u64) {
+    pub(super) fn record_wakeup(&mut self, from: u64) {
         let ticks = tsc::now().saturating_sub(from);
-        if ticks >= LONG {
-            self.long += ticks;
+        if ticks >= SLOW_WAKEUP {
+            self.slow_ticks += ticks;
         }
     }
 
     /// Returns the ticks spent on slow wake-ups since the last call.
     #[inline]
-    pub(super) fn take_long(&mut self) -> u64 {
-        std::mem::take(&mut self.long)
+    pub(super) fn take_slow_ticks(&mut self) -> u64 {
+        std::mem::take(&mut self.slow_ticks)
     }
 
     /// Opens the gate. Returns `false` if the pair contains data among the bytes of the gate: the gate opens after that
@@ -135,31 +144,32 @@ impl StackEnd {
             counts.unsent += u64::from(data);
             counts.gates += 1;
         }
-        self.woke(from);
+        self.record_wakeup(from);
         opened.is_some()
     }
 
     /// Shuts down the direction to the application.
     pub(super) fn shut(&mut self) {
-        if let Some(socket) = self.socket.as_ref().filter(|_| !self.shut) {
+        if let Some(socket) = self.socket.as_ref().filter(|_| !self.write_shut) {
             let from = tsc::now();
             let _ = shutdown(socket, Shutdown::Write);
-            self.shut = true;
-            self.woke(from);
+            self.write_shut = true;
+            self.record_wakeup(from);
         }
     }
 
     /// Shuts down both directions.
     pub(super) fn hang_up(&mut self) {
         if let Some(socket) = &self.socket {
-            self.hung = true;
+            self.shut_down = true;
             let from = tsc::now();
             let _ = shutdown(socket, Shutdown::Both);
-            self.woke(from);
+            self.record_wakeup(from);
         }
     }
 
-    /// Makes the application's end show a reset, if that is possible: the stack's end is closed over the unread byte.
+    /// Makes calls on the application's end fail with a reset, if possible: the stack closes its end while that
+    /// contains an unread byte.
     pub(super) fn reset(&mut self, slot: &Slot, counts: &mut ServeCounts) -> Ending {
         let from = tsc::now();
         if !self.prepare_reset(slot, counts) {
@@ -169,15 +179,15 @@ impl StackEnd {
             pair::stop_receiving(socket.as_fd());
             pair::close_plain(socket)
         });
-        self.woke(from);
-        Ending::Reset(left.map(|fd| ClosingEnd { fd, charge: self.charge.clone() }))
+        self.record_wakeup(from);
+        Ending::Reset(left.map(|fd| ClosingDescriptor { fd, charge: self.charge.clone() }))
     }
 
     /// Prepares the pair for a reset. The other end of a new pipe is queued for the application's end, so it stays open
     /// as long as the application's end does.
     fn prepare_reset(&mut self, slot: &Slot, counts: &mut ServeCounts) -> bool {
         // Nothing can be sent after a shutdown.
-        let Some(socket) = self.socket.as_ref().filter(|_| !self.shut) else { return false };
+        let Some(socket) = self.socket.as_ref().filter(|_| !self.write_shut) else { return false };
         let Ok((pipe, there)) = pipe_with(PipeFlags::CLOEXEC) else { return false };
         // A process that reads tokens now reads some of these bytes, and not the byte that carries the pipe.
         slot.wake.announce_always();
@@ -193,18 +203,21 @@ impl StackEnd {
     }
 
     /// Takes the socket, and the pipe of a session that was reset. The end has neither afterwards.
-    pub(super) fn take_descriptors(&mut self) -> impl Iterator<Item = ClosingEnd> + use<> {
+    pub(super) fn take_descriptors(&mut self) -> impl Iterator<Item = ClosingDescriptor> + use<> {
         let charge = self.charge.clone();
         self.socket
             .take()
             .into_iter()
             .chain(self.pipe.take())
-            .map(move |fd| ClosingEnd { fd, charge: charge.clone() })
+            .map(move |fd| ClosingDescriptor { fd, charge: charge.clone() })
     }
 
     /// Closes the socket. If that may take long, it is returned to be closed elsewhere.
-    pub(super) fn close(self) -> Option<ClosingEnd> {
-        let left = self.socket.and_then(pair::close_plain);
-        left.map(|fd| ClosingEnd { fd, charge: self.charge })
+    pub(super) fn close(self) -> Option<ClosingDescriptor> {
+        let Self { socket, charge, pipe, .. } = self;
+        let left = socket.and_then(pair::close_plain);
+        // The charge covers the pipe, too.
+        drop(pipe);
+        left.map(|fd| ClosingDescriptor { fd, charge })
     }
 }

@@ -22,7 +22,7 @@ pub(super) struct AppliedOptions {
 
 impl AppliedOptions {
     /// The connection was opened with these options.
-    pub(super) fn opened_with(&mut self, kept: ConnOptions) {
+    pub(super) fn set_initial_options(&mut self, kept: ConnOptions) {
         self.kept = kept;
     }
 

@@ -405,8 +405,8 @@ fn processes_of_an_application_are_limited() {
         pid: 0,
         channel: None,
         charge: None,
-        asked: None,
-        talks: false,
+        postponed: None,
+        is_queued: false,
         pidfd: None,
     };
     let more = (100..).map_while(|generation| application.add_process(process(generation))).count();

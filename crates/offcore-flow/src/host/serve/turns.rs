@@ -9,7 +9,7 @@ use offcore_stats::tsc;
 
 use super::Serve;
 use super::application::Application;
-use super::backlog::Work;
+use super::pending_work::Work;
 use crate::host::Calls;
 
 /// The time per round for requests of applications, and the length of one slice. A unit of work is not interrupted.
@@ -155,7 +155,7 @@ impl Serve {
             let Some((user, app)) = self.schedule.turns.next() else { return false };
             // The application may have ended, and another one may have its index.
             let application = self.app(app).filter(|application| application.user() == user);
-            if !application.is_some_and(|application| application.backlog_mut().dequeue()) {
+            if !application.is_some_and(|application| application.pending_mut().dequeue()) {
                 continue;
             }
             let from = now;
@@ -169,7 +169,7 @@ impl Serve {
             }
             let ticks = self.schedule.waking.spent(from, self.schedule.turns.round);
             self.schedule.turns.charge(user, ticks, now);
-            if self.app(app).is_some_and(|application| application.backlog_mut().enqueue_if_due()) {
+            if self.app(app).is_some_and(|application| application.pending_mut().enqueue_if_due()) {
                 self.schedule.turns.add_ready(user, app);
             }
         }
@@ -181,7 +181,7 @@ impl Serve {
         for number in self.registry.awake.iter() {
             let application = self.registry.apps.get_mut(number).and_then(Option::as_deref_mut);
             if let Some(application) = application
-                && application.backlog_mut().enqueue_if_due()
+                && application.pending_mut().enqueue_if_due()
             {
                 turns.add_ready(application.user(), number);
             }
@@ -194,9 +194,9 @@ impl Serve {
         let Some(work) = self.app(app).and_then(Application::next_work) else { return false };
         match work {
             Work::Marked(number) => self.process_session(app, number, calls),
-            Work::Rest(number) => self.process_after_exit(app, number, calls),
-            Work::Question(key) => self.hear(key, calls),
-            Work::Raw(number, generation) => self.relay_next(app, number, generation, calls),
+            Work::Scanned(number) => self.process_after_exit(app, number, calls),
+            Work::Message(key) => self.hear(key, calls),
+            Work::PairData(number, generation) => self.relay_next(app, number, generation, calls),
             Work::Listener(number, generation) => self.serve_listener(app, number, generation, calls),
             Work::End(number) => self.continue_ending(app, number, calls),
         }

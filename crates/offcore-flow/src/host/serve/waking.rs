@@ -16,7 +16,7 @@ use offcore_stats::tsc;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::Serve;
-use super::stack_end::{ClosingEnd, LONG};
+use super::stack_end::{ClosingDescriptor, SLOW_WAKEUP};
 
 /// Number of users with long wake-ups that are distinguished in a turn. When there are this many, the announcements of
 /// all users wait.
@@ -144,7 +144,7 @@ impl Serve {
             let ticks = session.announce_now(slot, &mut self.tally.counts);
             // The woken thread may have run on this core in between.
             let taken = if ticks > 0 { self.schedule.waking.taken(ticks) } else { 0 };
-            if taken >= LONG {
+            if taken >= SLOW_WAKEUP {
                 long.push((user, app, taken));
             }
             false
@@ -164,7 +164,7 @@ impl Serve {
     #[inline]
     pub(super) fn settle(&mut self, app: usize, number: u32) {
         let session = self.app(app).and_then(|app| app.session_mut(number));
-        match session.map_or(0, |session| session.take_long()) {
+        match session.map_or(0, |session| session.take_slow_ticks()) {
             0 => {}
             ticks => self.woke(app, ticks),
         }
@@ -204,8 +204,8 @@ impl Serve {
             tsc::to_ns(taken) / 1e6
         );
         // The ends are closed in a thread of the user, so that no worker waits for it.
-        let ends = application.sessions_mut().take_ends();
-        self.helpers.errands.run(user, move || ends.iter().for_each(ClosingEnd::hang_up));
+        let ends = application.sessions_mut().take_descriptors();
+        self.helpers.errands.run(user, move || ends.iter().for_each(ClosingDescriptor::hang_up));
         application.start_ending();
         self.wake_application(app);
     }

@@ -154,7 +154,7 @@ fn neighbours(rows: &[&Row]) -> String {
         rows,
         list,
         "alone/s, beside/s: files of 32 KB per second before and during the attack, for 4 clients that open a\n\
-         connection per file; attackers: the minimum during the attack of their new connections per second\n\
+         connection per file; attackers: the smallest number of their new connections per second during the attack\n\
          (zero-windows, half-requests: the server resets these connections), established connections (full-queues),\n\
          claims/s (claimed-marks), listeners (descriptors), MB/s (uploads, downloads) or programs; kept: rate during\n\
          the attack relative to the rate before or after it, whichever is higher; after: rate from 5 s after its end\n\

@@ -6,7 +6,7 @@ use offcore_session::control::Control;
 
 use super::key::Key;
 
-/// Marks of an application taken at a time. Up to 63 more may be taken.
+/// Number of marks taken from an application at a time. The last word may add up to 63.
 const MARKS: usize = 256;
 
 /// A unit of work for an application.
@@ -15,11 +15,11 @@ pub(super) enum Work {
     /// A session is marked.
     Marked(u32),
     /// A session is handled although it is not marked. The number may be unused.
-    Rest(u32),
+    Scanned(u32),
     /// A process may have sent a message.
-    Question(Key),
+    Message(Key),
     /// The pair of a session of this generation may contain data.
-    Raw(u32, u32),
+    PairData(u32, u32),
     /// A listener of this generation may have connections to pass on.
     Listener(u32, u32),
     /// The application is ending: the session with this number, which may be unused, is closed. `None` ends the
@@ -29,7 +29,7 @@ pub(super) enum Work {
 
 /// The work that waits for an application.
 #[derive(Debug, Default)]
-pub(super) struct Backlog {
+pub(super) struct PendingWork {
     marks: Marks,
     scan: FullScan,
     /// Processes that may have sent messages.
@@ -46,7 +46,7 @@ pub(super) struct Backlog {
     kind: usize,
 }
 
-impl Backlog {
+impl PendingWork {
     /// Checks for marks. They are taken in the application's turn.
     #[inline]
     pub(super) fn scan_for_marks(&mut self, control: &Control) {
@@ -54,12 +54,12 @@ impl Backlog {
     }
 
     /// The queue of processes that may have sent messages.
-    pub(super) fn questions(&mut self) -> &mut Queue<Key> {
+    pub(super) fn message_senders(&mut self) -> &mut Queue<Key> {
         &mut self.questions
     }
 
     /// Whether a process may have sent a message.
-    pub(super) fn has_questions(&self) -> bool {
+    pub(super) fn has_message_senders(&self) -> bool {
         !self.questions.is_empty()
     }
 
@@ -92,7 +92,7 @@ impl Backlog {
     }
 
     /// Whether there is work, now or later.
-    pub(super) fn has_some(&self) -> bool {
+    pub(super) fn has_work(&self) -> bool {
         let waits = !self.questions.is_empty() || !self.pairs.is_empty() || !self.listeners.is_empty();
         self.is_due() || waits
     }
@@ -118,10 +118,10 @@ impl Backlog {
             self.kind = (self.kind + 1) % KINDS;
             match self.kind {
                 0 => self.marks.next(control).map(Work::Marked),
-                1 => self.scan.next(sessions).map(Work::Rest),
-                2 => self.questions.pop().map(Work::Question),
+                1 => self.scan.next(sessions).map(Work::Scanned),
+                2 => self.questions.pop().map(Work::Message),
                 3 => self.listeners.pop().map(|(number, generation)| Work::Listener(number, generation)),
-                _ => self.pairs.pop().map(|(number, generation)| Work::Raw(number, generation)),
+                _ => self.pairs.pop().map(|(number, generation)| Work::PairData(number, generation)),
             }
         })
     }
@@ -134,7 +134,7 @@ impl Backlog {
         }
     }
 
-    /// From now on, all work is the end of the application.
+    /// From now on, [`next`](Self::next) returns only steps that end the application.
     pub(super) fn start_ending(&mut self, sessions: u32) {
         self.request_full_scan(sessions);
         self.ends = true;
@@ -241,20 +241,21 @@ mod tests {
     #[test]
     fn kinds_of_work_alternate() {
         let shared = Shared::new().unwrap();
-        let mut backlog = Backlog::default();
+        let mut backlog = PendingWork::default();
         for number in 0..2 {
             shared.control().mark(number);
             backlog.pairs().push((number, 1));
             backlog.listeners().push_waiting((number, 1));
         }
         backlog.request_full_scan(2);
-        let next = |backlog: &mut Backlog| backlog.next(shared.control(), 2);
-        assert_eq!(next(&mut backlog), Some(Work::Rest(0)), "marks are not read before a scan");
+        let next = |backlog: &mut PendingWork| backlog.next(shared.control(), 2);
+        assert_eq!(next(&mut backlog), Some(Work::Scanned(0)), "marks are not read before a scan");
         backlog.scan_for_marks(shared.control());
         let due: Vec<_> = std::iter::from_fn(|| next(&mut backlog)).collect();
-        let expected = [Work::Raw(0, 1), Work::Marked(1), Work::Rest(1), Work::Raw(1, 1), Work::Marked(0)];
+        let expected =
+            [Work::PairData(0, 1), Work::Marked(1), Work::Scanned(1), Work::PairData(1, 1), Work::Marked(0)];
         assert_eq!(due, expected);
-        assert!(!backlog.is_due() && backlog.has_some());
+        assert!(!backlog.is_due() && backlog.has_work());
         backlog.make_all_due();
         assert_eq!(next(&mut backlog), Some(Work::Listener(0, 1)));
         backlog.start_ending(2);
@@ -265,7 +266,7 @@ mod tests {
 
     #[test]
     fn application_is_queued_once() {
-        let mut backlog = Backlog::default();
+        let mut backlog = PendingWork::default();
         assert!(!backlog.enqueue_if_due() && !backlog.dequeue(), "no work");
         backlog.pairs().push((0, 1));
         assert!(backlog.enqueue_if_due() && !backlog.enqueue_if_due());
