@@ -301,7 +301,7 @@ fn open_errors_name_the_cause() {
         for held in ["tap:oc0", "tap:oc4", "tap:oc4,queues=2"] {
             assert!(error(held).contains("another program has it open"), "{}", error(held));
         }
-        assert!(error("tap:lo").contains("no TAP, or is for another number of queues"));
+        assert!(error("tap:lo").contains("not a TAP, or has another number of queues"));
         ip("tuntap add oc1 mode tap");
         assert!(error("tap:oc1,queues=2").contains("another number of queues"));
         open("tap:oc1,offloads=off").unwrap();

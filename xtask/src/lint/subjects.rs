@@ -1,4 +1,4 @@
-//! Checks the subjects of commits that are not on the main branch yet: their length, and signs that they are not in the
+//! Checks the subjects of commits that are not on a remote branch yet: their length, and signs that they are not in the
 //! imperative mood.
 
 use std::path::Path;
@@ -8,16 +8,17 @@ use super::Finding;
 
 /// Maximum number of characters of a subject.
 const LONGEST: usize = 72;
-/// The branch whose commits are not checked.
-const MAIN_BRANCH: &str = "origin/main";
+/// The last commit before this rule.
+const BEFORE_RULE: &str = "d0d717adef0fc30e7470b2d8c2e9ba3d70584a52";
 /// Imperatives that end like a participle.
 const VERBS: [&str; 10] =
     ["bring", "embed", "exceed", "feed", "need", "ping", "proceed", "seed", "shed", "speed"];
 
-/// Checks the commits that are not on the main branch. Returns no findings without git or that branch.
+/// Checks the commits that are neither on a remote branch nor older than this rule. Returns no findings without git or
+/// in a shallow clone.
 pub(super) fn check(root: &Path) -> Vec<Finding> {
     let output = Command::new("git")
-        .args(["log", "--no-merges", "--format=%h %s", &format!("{MAIN_BRANCH}..HEAD")])
+        .args(["log", "--no-merges", "--format=%h %s", "HEAD", "--not", BEFORE_RULE, "--remotes"])
         .current_dir(root)
         .output();
     let Some(output) = output.ok().filter(|output| output.status.success()) else { return Vec::new() };
