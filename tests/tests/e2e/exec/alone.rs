@@ -197,12 +197,14 @@ while True:
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 ";
 
-/// A program that needs a second to end after Ctrl-C.
+/// A program that needs a second to end after Ctrl-C. It sleeps for short times, because Python does not notice a signal
+/// that arrives immediately before a sleep until that sleep ends.
 const SAVES: &str = r"
 import time
 try:
     print('ready', flush=True)
-    time.sleep(60)
+    for _ in range(600):
+        time.sleep(0.1)
 except KeyboardInterrupt:
     time.sleep(1)
     print('saved', flush=True)
