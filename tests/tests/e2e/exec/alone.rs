@@ -197,8 +197,8 @@ while True:
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 ";
 
-/// A program that needs a second to end after Ctrl-C. It sleeps for short times, because Python does not notice a signal
-/// that arrives immediately before a sleep until that sleep ends.
+/// A program that needs a second to end after Ctrl-C. It sleeps for short times, because Python does not notice a
+/// signal that arrives immediately before a sleep until that sleep ends.
 const SAVES: &str = r"
 import time
 try:
