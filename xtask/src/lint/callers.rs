@@ -100,7 +100,7 @@ fn package(path: &Path) -> PathBuf {
     path.iter().take(if path.starts_with("crates") { 2 } else { 1 }).collect()
 }
 
-/// Returns whether a file contains tests of its own crate.
+/// Returns whether the file at `path` is a test file of a crate.
 fn is_own_test(path: &Path) -> bool {
     path.starts_with("crates") && path.iter().any(|part| part == "tests" || part == "tests.rs")
 }

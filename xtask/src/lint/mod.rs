@@ -107,7 +107,6 @@ struct Tree {
     crates: BTreeMap<PathBuf, (circles::Crate, blocks::Crate)>,
     names: callers::Names,
     tuples: Vec<Finding>,
-    comments: Vec<Finding>,
 }
 
 impl Tree {
@@ -140,7 +139,7 @@ impl Tree {
         self.findings.extend(sentences::first_words(&source));
         self.findings.extend(sentences::phrases(&source));
         self.tuples.extend(tuples::find(&source, file));
-        self.comments.extend(width::comments(&source, file));
+        self.findings.extend(width::comments(&source, file));
         self.names.add(&source, file);
         let src = source.path.ancestors().find(|dir| dir.ends_with("src"));
         if let Some((src, inside)) = src.and_then(|src| Some((src, source.path.strip_prefix(src).ok()?)))
@@ -158,7 +157,6 @@ impl Tree {
     fn check(self) -> Vec<Finding> {
         let mut findings = self.findings;
         findings.extend(tuples::check(self.tuples));
-        findings.extend(width::check(self.comments));
         findings.extend(self.names.check());
         for (dir, (modules, types)) in &self.crates {
             findings.extend(modules.check());

@@ -7,16 +7,12 @@ use syn::visit::{self, Visit};
 use syn::{Attribute, Item};
 
 use super::Finding;
-use super::allowed::{Known, beyond_allowed};
 use super::source::Source;
 
 /// Maximum number of columns of a line with a comment.
 const COMMENT: usize = 120;
 /// Maximum number of columns of a document's line.
 const PROSE: usize = 140;
-
-/// Paths with wider comments, and their number, which may only decrease.
-const KNOWN: [Known; 2] = [("crates/offcore-flow/src/host/serve", 4), ("crates/offcore-tcp", 6)];
 
 /// Returns the lines of one file whose comments are too wide, except web addresses, which cannot be divided, and doc
 /// comments that are error messages.
@@ -31,11 +27,6 @@ pub(super) fn comments(source: &Source, file: &syn::File) -> Vec<Finding> {
         found.retain(|finding| !messages.lines.contains(&finding.line));
     }
     found
-}
-
-/// Returns the findings of paths with more wide comments than allowed.
-pub(super) fn check(found: Vec<Finding>) -> Vec<Finding> {
-    beyond_allowed(found, &KNOWN)
 }
 
 /// The lines of types whose documentation is their message.

@@ -13,6 +13,8 @@ use offcore_mem::{HEADROOM, Hugepages, PoolCache};
 use offcore_vhost::testing::Worker as Side;
 
 use super::*;
+use crate::forwarding::Rules;
+use crate::forwarding::forward::Rewrite;
 use crate::ring::{RingSetup, ring};
 
 const PACKETS: u64 = 20_000;
@@ -334,4 +336,56 @@ fn pitfall_5_full_pipeline_takes_no_more() {
         side.cache.free_all(burst.drain(..));
     }
     assert_eq!(numbers, (0..90).collect::<Vec<_>>());
+}
+
+/// A queue that has received packets and takes them back.
+#[derive(Debug)]
+struct Source(Burst, RxCounters);
+
+impl RxQueue for Source {
+    fn rx(&mut self, _: &mut Context<'_>, burst: &mut Burst) {
+        hand_over(&mut self.0, burst);
+    }
+
+    fn drain(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) -> usize {
+        self.rx(ctx, burst);
+        0
+    }
+
+    fn counters(&self) -> &RxCounters {
+        &self.1
+    }
+
+    fn arm(&mut self) -> Wake<'_> {
+        Wake::Poll
+    }
+
+    fn take_back(&mut self, burst: &mut Burst) {
+        hand_over(burst, &mut self.0);
+    }
+}
+
+#[test]
+fn packets_wait_for_full_pipeline_at_end() {
+    let pool = Pool::new(1024, 2048, Hugepages::None).unwrap();
+    let stats = StatsPage::new(1 << 14).unwrap();
+    let mut side = side(pool);
+    let work = Work { swap: true, ..Work::default() };
+    let (mut tx, mut rx) =
+        work_queues(setup(pool, Worker::Cpu, 10, work), queues(&stats, NEVER, OnHit::Pass)).unwrap();
+    let (mut rules, mut burst, mut numbers) = (Rules::sending(Rewrite::None, 0), Burst::new(), Vec::new());
+    for number in 0..128 {
+        burst.push(make(&mut side.cache, number).unwrap());
+        if burst.len() == 32 && number < 127 {
+            tx.tx(&mut side.ctx(), &mut burst);
+        }
+    }
+    let mut source = Source(burst, RxCounters::private());
+    while rules.drain(&mut source, &mut tx, 0, &mut side.ctx()) > 0 {
+        let mut burst = Burst::new();
+        rx.drain(&mut side.ctx(), &mut burst);
+        numbers.extend(burst.iter().map(|packet| number(packet, true)));
+        side.cache.free_all(burst.drain(..));
+    }
+    assert_eq!((numbers, tx.counters().dropped_total()), ((0..128).collect::<Vec<_>>(), 0));
 }

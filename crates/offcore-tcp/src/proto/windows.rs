@@ -2,9 +2,9 @@
 //!
 //! An advertised window cannot shrink. A connection therefore reserves the blocks that its window needs. Without free
 //! blocks the window stops moving, and the connection waits for its turn in the application's
-//! [`MemoryWaiters`](super::shortage::MemoryWaiters). A connection without unread data always gets a window of one small
-//! block. A connection that was quiet for a second reserves nothing, because a server has more idle connections than
-//! memory.
+//! [`MemoryWaiters`](super::shortage::MemoryWaiters). A connection without unread data always gets a window of one
+//! small block. A connection that was quiet for a second reserves nothing, because a server has more idle connections
+//! than memory.
 
 use offcore_session::Arena;
 use offcore_session::layout::{LARGE, SMALL};

@@ -92,7 +92,8 @@ fn write_datagram(turn: &Turn<Arc<Memory>>, peer: SocketAddr, data: &[u8]) -> us
     let len = data.len() as u16;
     let mut record = [0; HEADER_LEN + CHUNK];
     let record = &mut record[..record_len(len)];
-    record[..HEADER_LEN].copy_from_slice(&Header { len, peer, local, more: More::default() }.to_bytes()); // copy-ok: a header
+    // copy-ok: a header
+    record[..HEADER_LEN].copy_from_slice(&Header { len, peer, local, more: More::default() }.to_bytes());
     // copy-ok: bytes from the pair
     record[HEADER_LEN..][..data.len()].copy_from_slice(data);
     let Some(claim) = turn.claim(record.len(), record.len()) else { return 0 };

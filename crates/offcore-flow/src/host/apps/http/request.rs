@@ -110,18 +110,18 @@ pub fn parse(head: &[u8]) -> Result<Request<'_>, Refusal> {
 fn unreadable(error: httparse::Error, head: &[u8]) -> Status {
     match error {
         httparse::Error::TooManyHeaders => Status::HeadersTooLarge,
-        httparse::Error::Version if names_version(head) => Status::VersionNotSupported,
+        httparse::Error::Version if names_other_version(head) => Status::VersionNotSupported,
         _ => Status::BadRequest,
     }
 }
 
 /// Whether the first line ends with a version of HTTP that the server does not support.
-fn names_version(head: &[u8]) -> bool {
+fn names_other_version(head: &[u8]) -> bool {
     let line =
         head.split(|byte| *byte == b'\n').find(|line| !line.trim_ascii().is_empty()).unwrap_or_default();
     let word = line.trim_ascii().rsplit(|byte| *byte == b' ').next().unwrap_or_default();
     matches!(word, [b'H', b'T', b'T', b'P', b'/', major, b'.', minor]
-        if major.is_ascii_digit() && minor.is_ascii_digit() && (*major, *minor) != (b'1', b'0') && (*major, *minor) != (b'1', b'1'))
+        if major.is_ascii_digit() && minor.is_ascii_digit() && !matches!((major, minor), (b'1', b'0' | b'1')))
 }
 
 /// The relevant header fields of a request.
