@@ -23,7 +23,7 @@ use offcore_wire::MacAddr;
 
 use crate::base::PortBase;
 use crate::offload_fallback::fall_back;
-use crate::spec::ImpairSpec;
+use crate::spec::{ImpairSpec, LineFaults};
 use crate::{
     Accepts, Context, DropReason, PeerReport, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters,
     TxQueue, Wake, hand_over, room,
@@ -46,7 +46,7 @@ const STOP_WITHIN: u64 = 10;
 #[derive(Debug)]
 pub struct ImpairPort {
     base: PortBase,
-    spec: ImpairSpec,
+    faults: LineFaults,
     inner: Box<dyn Port>,
     pool: &'static Pool,
     /// Number of packets that the sending half of each queue holds.
@@ -61,7 +61,7 @@ impl ImpairPort {
         let queues = inner.queues();
         Self {
             base: PortBase::new(spec.to_string(), inner.mac(), queues),
-            spec: spec.clone(),
+            faults: spec.line.clone(),
             inner,
             pool,
             sending: (0..queues).map(|_| Arc::default()).collect(),
@@ -75,7 +75,7 @@ impl ImpairPort {
         let lines = 2 * usize::from(self.queues()).max(1);
         let limit = (self.pool.chunks() / SHARE / lines).clamp(LEAST, MOST);
         let number = 2 * u64::from(index) + half as u64;
-        Line::new(&self.spec, number, tsc::hz(), limit, self.pool, counts)
+        Line::new(&self.faults, number, tsc::hz(), limit, self.pool, counts)
     }
 }
 

@@ -28,24 +28,29 @@ mod generator;
 mod impair;
 mod pcap;
 mod tap;
+mod text;
+pub mod values;
 mod vhost;
 mod virtio_user;
 
 use std::fmt;
-use std::path::PathBuf;
 use std::str::FromStr;
 
-use nix::unistd::{Group, User};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 
 use crate::PortError;
+use text::Pairs;
 
 pub use af_packet::{AfPacketSpec, Fanout};
 pub use af_xdp::{AfXdpSpec, XdpMode};
 pub use dpdk::{DpdkSpec, Hash};
 pub use generator::GenSpec;
-pub use impair::{ImpairSpec, Share};
+pub use impair::{ImpairSpec, LineFaults, Share};
 pub use pcap::PcapSpec;
 pub use tap::TapSpec;
+pub use text::split_fields;
 pub use vhost::VhostSpec;
 pub use virtio_user::VirtioUserSpec;
 
@@ -86,6 +91,10 @@ pub enum PortSpec {
 }
 
 impl PortSpec {
+    /// The kinds of ports in a file. Impairments are a key of a port there.
+    pub const KINDS: [&str; 8] =
+        ["vhost", "virtio-user", "af_xdp", "af_packet", "dpdk", "tap", "pcap", "gen"];
+
     /// Returns the port itself, or the inner port of an impairment port.
     pub fn bare(&self) -> &Self {
         match self {
@@ -120,30 +129,98 @@ impl PortSpec {
     }
 }
 
+/// The kinds whose first value is written without its key: kind, key, and the expected value.
+const POSITIONAL: [(&str, &[&str], &str); 6] = [
+    ("af_packet", &["interface"], "the interface's name, as in af_packet:eth0"),
+    ("af_xdp", &["interface"], "the interface's name, as in af_xdp:eth0"),
+    ("dpdk", &["device"], "the device's name, as in dpdk:0000:43:00.0 or dpdk:net_null0"),
+    ("tap", &["interface"], "the interface's name, as in tap:tap0"),
+    ("vhost", &["socket"], "the socket's path, as in vhost:/run/vm1.sock"),
+    ("virtio-user", &["socket"], "the socket's path, as in virtio-user:/run/vm1.sock"),
+];
+
+impl PortSpec {
+    /// Reads the keys of a port of this kind, as in a table of a file. Ports with impairments are written as the inner
+    /// port there.
+    ///
+    /// # Errors
+    /// An unknown kind, an unknown key, or a wrong value.
+    pub fn of_kind<'de, D: Deserializer<'de>>(kind: &str, keys: D) -> Result<Self, D::Error> {
+        let checked = match kind {
+            "af_packet" => Ok(Self::AfPacket(AfPacketSpec::deserialize(keys)?)),
+            "af_xdp" => Ok(Self::AfXdp(AfXdpSpec::deserialize(keys)?)),
+            "dpdk" => Ok(Self::Dpdk(DpdkSpec::deserialize(keys)?)),
+            "gen" => Ok(Self::Gen(GenSpec::deserialize(keys)?)),
+            "pcap" => PcapSpec::deserialize(keys)?.check().map(Self::Pcap),
+            "tap" => Ok(Self::Tap(TapSpec::deserialize(keys)?)),
+            "vhost" => VhostSpec::deserialize(keys)?.check().map(Self::Vhost),
+            "virtio-user" => Ok(Self::VirtioUser(VirtioUserSpec::deserialize(keys)?)),
+            _ => Err(format!("kind '{kind}' is not known, expected {KINDS}")),
+        };
+        checked.map_err(D::Error::custom)
+    }
+
+    /// Returns the kind, and the keys that differ from their defaults with their values, as in a table of a file. For a
+    /// port with impairments these are the inner port's.
+    pub fn keys(&self) -> (&'static str, Vec<(String, Option<String>)>) {
+        let text = self.bare().to_string();
+        let (kind, rest) = text.split_once(':').unwrap_or_default();
+        let kind = Self::KINDS.into_iter().find(|known| *known == kind).unwrap_or_default();
+        let fields = split_fields(rest).unwrap_or_default();
+        let positional = match kind {
+            "pcap" => pcap::FILES,
+            kind => POSITIONAL.iter().find(|(known, ..)| *known == kind).map_or(&[][..], |(_, keys, _)| keys),
+        };
+        (kind, Pairs::parse(&fields, positional).unwrap_or_default().into_owned())
+    }
+
+    /// Returns the JSON Schema of the keys of a kind.
+    pub fn schema_of_kind(kind: &str, generator: &mut SchemaGenerator) -> Schema {
+        match kind {
+            "af_packet" => AfPacketSpec::json_schema(generator),
+            "af_xdp" => AfXdpSpec::json_schema(generator),
+            "dpdk" => DpdkSpec::json_schema(generator),
+            "gen" => GenSpec::json_schema(generator),
+            "pcap" => PcapSpec::json_schema(generator),
+            "tap" => TapSpec::json_schema(generator),
+            "vhost" => VhostSpec::json_schema(generator),
+            _ => VirtioUserSpec::json_schema(generator),
+        }
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let (kind, rest) = text
+            .split_once(':')
+            .ok_or_else(|| format!("expected KIND:ARGS with kind {KINDS}, such as af_packet:eth0"))?;
+        if kind == "impair" {
+            return ImpairSpec::parse(rest).map(Self::Impair);
+        }
+        let fields = split_fields(rest)?;
+        match kind {
+            "pcap" => return PcapSpec::parse(&fields).map(Self::Pcap),
+            // `gen:` alone means all defaults.
+            "gen" if fields == [""] => return Pairs::default().port(kind),
+            _ => {}
+        }
+        let Some(&(_, key, expected)) = POSITIONAL.iter().find(|(known, ..)| *known == kind) else {
+            return Pairs::parse(&fields, &[])?.port(kind);
+        };
+        match fields[..] {
+            ["", ..] | [] => Err(format!("expected {expected}")),
+            // A first field such as `queues=2` is a misplaced option. A path may contain an '='.
+            [first, ..] if !first.contains('/') && first.contains('=') => {
+                Err(format!("it begins with '{first}', expected {expected}"))
+            }
+            _ => Pairs::parse(&fields, key)?.port(kind),
+        }
+    }
+}
+
 impl FromStr for PortSpec {
     type Err = PortError;
 
     fn from_str(text: &str) -> Result<Self, PortError> {
-        let error = |expected: String| PortError::Syntax { found: text.into(), expected };
-        let (kind, rest) = text
-            .split_once(':')
-            .ok_or_else(|| error(format!("expected KIND:ARGS with kind {KINDS}, such as af_packet:eth0")))?;
-        if kind == "impair" {
-            return ImpairSpec::parse(rest).map(Self::Impair).map_err(error);
-        }
-        let fields = split_fields(rest).map_err(error)?;
-        let parsed = match kind {
-            "af_packet" => AfPacketSpec::parse(&fields).map(Self::AfPacket),
-            "af_xdp" => AfXdpSpec::parse(&fields).map(Self::AfXdp),
-            "dpdk" => DpdkSpec::parse(&fields).map(Self::Dpdk),
-            "gen" => GenSpec::parse(&fields).map(Self::Gen),
-            "pcap" => PcapSpec::parse(&fields).map(Self::Pcap),
-            "tap" => TapSpec::parse(&fields).map(Self::Tap),
-            "vhost" => VhostSpec::parse(&fields).map(Self::Vhost),
-            "virtio-user" => VirtioUserSpec::parse(&fields).map(Self::VirtioUser),
-            _ => Err(format!("kind '{kind}' is not known, expected {KINDS}")),
-        };
-        parsed.map_err(error)
+        Self::parse(text).map_err(|expected| PortError::Syntax { found: text.into(), expected })
     }
 }
 
@@ -180,178 +257,14 @@ fn given(f: &mut fmt::Formatter<'_>, key: &str, value: Option<impl fmt::Display>
     value.map_or(Ok(()), |value| write!(f, ",{key}={value}"))
 }
 
-/// Returns the comma-separated fields of `text`. Commas within brackets do not separate fields.
-///
-/// # Errors
-/// Brackets that are not closed or not opened.
-pub fn split_fields(text: &str) -> Result<Vec<&str>, String> {
-    let (mut fields, mut start, mut inside) = (Vec::new(), 0, false);
-    for (at, c) in text.char_indices() {
-        match c {
-            '[' | ']' if inside == (c == '[') => {
-                return Err(format!("'{c}' is not expected after '{}'", &text[..at]));
-            }
-            '[' | ']' => inside = !inside,
-            ',' if !inside => {
-                fields.push(&text[start..at]);
-                start = at + 1;
-            }
-            _ => {}
-        }
-    }
-    if inside {
-        return Err("'[' is not closed, expected ']'".into());
-    }
-    fields.push(&text[start..]);
-    Ok(fields)
+/// Returns the default number of queue pairs.
+const fn one() -> u16 {
+    1
 }
 
-/// Returns the mandatory first field of a kind of port, and the other fields.
-fn first<'a>(fields: &'a [&'a str], expected: &str) -> Result<(&'a str, &'a [&'a str]), String> {
-    match fields {
-        ["", ..] | [] => Err(format!("expected {expected}")),
-        // A first field such as `queues=2` is a misplaced option. A path may contain an '='.
-        [first, ..] if !first.contains('/') && first.contains('=') => {
-            Err(format!("it begins with '{first}', expected {expected}"))
-        }
-        [first, rest @ ..] => Ok((first, rest)),
-    }
-}
-
-fn socket_path(path: &str) -> Result<PathBuf, String> {
-    match path.len() {
-        ..=MAX_SOCKET_PATH => Ok(path.into()),
-        found => Err(format!("socket path has {found} bytes, expected at most {MAX_SOCKET_PATH}")),
-    }
-}
-
-/// Checks the name of a network interface against the kernel's rules.
-fn interface_name(name: &str) -> Result<String, String> {
-    let bad = |c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control();
-    if name.len() > MAX_INTERFACE_NAME {
-        let found = name.len();
-        return Err(format!(
-            "interface name '{name}' has {found} bytes, expected at most {MAX_INTERFACE_NAME}"
-        ));
-    }
-    if name.contains(bad) || matches!(name, "." | "..") {
-        return Err(format!("interface name '{name}': expected one without '/', ':' and blanks"));
-    }
-    Ok(name.into())
-}
-
-/// Returns the text inside the brackets, if there are any.
-fn inner(text: &str) -> &str {
-    text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text)
-}
-
-/// Converts a number whose range was checked to a type that covers the range.
-fn narrow<T: TryFrom<u64>>(value: u64) -> T
-where
-    T::Error: fmt::Debug,
-{
-    T::try_from(value).expect("the caller's range fits the type")
-}
-
-/// Option keys, each with its value if it has one.
-struct Options<'a>(Vec<(&'a str, Option<&'a str>)>);
-
-impl<'a> Options<'a> {
-    fn parse(fields: &[&'a str], known: &[&str]) -> Result<Self, String> {
-        let mut list: Vec<(&str, Option<&str>)> = Vec::with_capacity(fields.len());
-        for field in fields {
-            let (key, value) = match field.split_once('=') {
-                Some((key, value)) => (key, Some(value)),
-                None => (*field, None),
-            };
-            if !known.contains(&key) {
-                return Err(format!("key '{key}' is not known, expected {}", known.join(", ")));
-            }
-            if list.iter().any(|(other, _)| *other == key) {
-                return Err(format!("key '{key}' is given twice, expected it once"));
-            }
-            list.push((key, value));
-        }
-        Ok(Self(list))
-    }
-
-    /// Returns `None` if the key is not given, and `Some(None)` if it is given without a value.
-    fn find(&self, key: &str) -> Option<Option<&'a str>> {
-        self.0.iter().find(|(other, _)| *other == key).map(|(_, value)| *value)
-    }
-
-    fn switch(&self, key: &str, default: bool) -> Result<bool, String> {
-        match self.find(key) {
-            None => Ok(default),
-            Some(None | Some("on")) => Ok(true),
-            Some(Some("off")) => Ok(false),
-            Some(Some(found)) => Err(format!("{key}={found}: expected on or off")),
-        }
-    }
-
-    fn number(&self, key: &str, default: u64, range: std::ops::RangeInclusive<u64>) -> Result<u64, String> {
-        Ok(self.optional_number(key, range)?.unwrap_or(default))
-    }
-
-    fn optional_number(
-        &self,
-        key: &str,
-        range: std::ops::RangeInclusive<u64>,
-    ) -> Result<Option<u64>, String> {
-        let Some(value) = self.find(key) else { return Ok(None) };
-        let found = value.unwrap_or_default();
-        match parse_number(found).filter(|number| range.contains(number)) {
-            Some(number) => Ok(Some(number)),
-            None => {
-                Err(format!("{key}={found}: expected a number from {} to {}", range.start(), range.end()))
-            }
-        }
-    }
-
-    /// Returns a user id, given by name or number.
-    fn user(&self, key: &str) -> Result<Option<u32>, String> {
-        let by_name = |name: &str| User::from_name(name).ok().flatten().map(|user| user.uid.as_raw());
-        self.id(key, "user", by_name)
-    }
-
-    /// Returns a group id, given by name or number.
-    fn group(&self, key: &str) -> Result<Option<u32>, String> {
-        let by_name = |name: &str| Group::from_name(name).ok().flatten().map(|group| group.gid.as_raw());
-        self.id(key, "group", by_name)
-    }
-
-    fn id(
-        &self,
-        key: &str,
-        what: &str,
-        by_name: impl FnOnce(&str) -> Option<u32>,
-    ) -> Result<Option<u32>, String> {
-        let Some(value) = self.find(key) else { return Ok(None) };
-        let found = value.unwrap_or_default();
-        // The highest id means "no id".
-        let number = found.parse().ok().filter(|id| *id != u32::MAX);
-        match number.or_else(|| by_name(found)) {
-            Some(id) => Ok(Some(id)),
-            None => Err(format!("{key}={found}: there is no such {what}, expected its name or number")),
-        }
-    }
-
-    fn queues(&self) -> Result<u16, String> {
-        Ok(narrow(self.number("queues", 1, 1..=MAX_QUEUES.into())?))
-    }
-}
-
-/// Parses a decimal number that may end in k, M or G.
-fn parse_number(text: &str) -> Option<u64> {
-    let (digits, unit) = match text.as_bytes().last()? {
-        b'k' => (&text[..text.len() - 1], 1_000),
-        b'M' => (&text[..text.len() - 1], 1_000_000),
-        b'G' => (&text[..text.len() - 1], 1_000_000_000),
-        _ => (text, 1),
-    };
-    // `parse` alone would also accept "+1".
-    let number: u64 = digits.bytes().all(|b| b.is_ascii_digit()).then(|| digits.parse().ok())??;
-    number.checked_mul(unit)
+/// Returns the default of a switch that is on.
+const fn yes() -> bool {
+    true
 }
 
 #[cfg(test)]

@@ -2,20 +2,20 @@
 
 pub(crate) mod eal;
 pub(crate) mod flags;
-pub(crate) mod host_port;
 
-use std::fmt;
 use std::ops::{RangeBounds, RangeInclusive};
 use std::str::FromStr;
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
+use offcore_config::sections::{Forward, Pool as PoolSection, Process, Section};
+use offcore_config::values::Choices;
 use offcore_dma::Mode;
 use offcore_flow::bridge::stations::StationRule;
 use offcore_flow::bridge::vlan::VlanRule;
 use offcore_flow::mirror::Direction;
-use offcore_flow::{DmaMap, Idle, Simulator, Topology};
+use offcore_flow::{DmaMap, Idle, Simulator, SwitchConfig, Topology};
 use offcore_mem::pool::PoolError;
 use offcore_mem::{Hugepages, Pool};
 use offcore_port::PortError;
@@ -24,6 +24,8 @@ use offcore_stats::lcore;
 use offcore_tcp::proto::Algorithm;
 use offcore_wire::MacAddr;
 
+use crate::failure::Failure;
+use crate::output::write;
 use eal::EalArgs;
 
 // Headings of flag groups in --help.
@@ -47,8 +49,8 @@ pub(crate) struct SwitchArgs {
     pub engines: EngineArgs,
 
     /// Forwarding mode: a mode of testpmd, l2 (a learning switch between all ports), or copy (as in `offcore copy`)
-    #[arg(long, value_name = "MODE", default_value = "io", help_heading = FORWARDING)]
-    pub forward: ForwardArg,
+    #[arg(long, value_name = "MODE", default_value = "io", value_parser = named::<Forward>(), help_heading = FORWARDING)]
+    pub forward: Forward,
 
     /// Output port of a port's packets: its neighbour (0 and 1, 2 and 3), the next port, or the same port; not with l2
     /// [default: paired]
@@ -103,6 +105,9 @@ pub(crate) struct SwitchArgs {
     /// Stop after a second without packets: for ports whose packets end, such as pcap and gen with a count
     #[arg(long, help_heading = REPORTS)]
     pub until_idle: bool,
+
+    #[command(flatten)]
+    pub print: PrintArgs,
 }
 
 /// The ports of a command whose ports have no addresses.
@@ -139,6 +144,55 @@ pub(crate) struct RunArgs {
     pub duration: Option<Duration>,
 }
 
+/// The flag of commands that a configuration file can replace.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct PrintArgs {
+    /// Print the configuration file for `offcore run` that does the same, and end
+    #[arg(long, help_heading = REPORTS)]
+    pub print_config: bool,
+}
+
+impl PrintArgs {
+    /// Prints the file, if it is requested. Returns whether it was.
+    pub(crate) fn print(
+        self,
+        run: &RunArgs,
+        section: &Section,
+        config: &SwitchConfig,
+        ports: &[PortSpec],
+    ) -> Result<bool, Failure> {
+        if !self.print_config {
+            return Ok(false);
+        }
+        write(&file(run, section, config, ports)?)?;
+        Ok(true)
+    }
+}
+
+/// Returns the configuration file that describes the same as the flags.
+pub(crate) fn file(
+    run: &RunArgs,
+    section: &Section,
+    config: &SwitchConfig,
+    ports: &[PortSpec],
+) -> Result<String, String> {
+    let given = |value: usize, default: usize| (value != default).then_some(value);
+    let process = Process {
+        name: None,
+        lcores: Some(config.lcores.clone()),
+        pool: PoolSection {
+            buffers: given(run.pool.mbufs, PoolSection::BUFFERS),
+            buffer: given(run.pool.mbuf_size, PoolSection::BUFFER),
+            pages: Some(run.pool.hugepages).filter(|pages| *pages != Hugepages::Auto),
+        },
+        idle: Some(config.idle).filter(|idle| *idle != Idle::Poll),
+        burst: given(config.burst, section.burst()),
+        rt_priority: config.rt_priority,
+        eal: run.eal.eal.clone(),
+    };
+    offcore_config::print(&process, section.clone(), config, ports)
+}
+
 /// Copy engines of a switch.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct EngineArgs {
@@ -171,25 +225,6 @@ pub(crate) struct DemoArgs {
     /// Results as tables, or as JSON with one object per line
     #[arg(long, value_name = "FORMAT", default_value = "table", help_heading = REPORTS)]
     pub format: Format,
-}
-
-/// Forwarding mode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ForwardArg {
-    Io,
-    Mac,
-    Macswap,
-    L2,
-    Rxonly,
-    Txonly,
-    Flowgen,
-    Copy,
-}
-
-impl fmt::Display for ForwardArg {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&name(self))
-    }
 }
 
 /// Whether copying updates addresses.
@@ -312,11 +347,6 @@ fn mirror(text: &str) -> Result<MirrorArg, String> {
     })
 }
 
-/// Returns the name of a value on the command line.
-pub(crate) fn name(value: &impl ValueEnum) -> String {
-    value.to_possible_value().map_or(String::new(), |value| value.get_name().into())
-}
-
 fn ageing(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().filter(|seconds| (0.0..=1e6).contains(seconds));
     let seconds =
@@ -409,24 +439,30 @@ where
     one_of(names, |name| name.parse().ok())
 }
 
+/// Parses a name that a configuration file has, too.
+pub(crate) fn named<T: Choices + Send + Sync>() -> impl TypedValueParser<Value = T> {
+    let find = |text: &str| T::ALL.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);
+    one_of(T::ALL.iter().map(|(name, _)| *name), find)
+}
+
 pub(crate) fn topology() -> impl TypedValueParser<Value = Topology> {
-    choice(["paired", "chained", "loop"])
+    named()
 }
 
 pub(crate) fn idle() -> impl TypedValueParser<Value = Idle> {
-    one_of(Idle::NAMES, Idle::find)
+    named()
 }
 
 pub(crate) fn congestion() -> impl TypedValueParser<Value = Algorithm> {
-    one_of(Algorithm::NAMES, Algorithm::find)
+    named()
 }
 
 pub(crate) fn mode() -> impl TypedValueParser<Value = Mode> {
-    choice(["cpu", "offload", "auto"])
+    named()
 }
 
 pub(crate) fn hugepages() -> impl TypedValueParser<Value = Hugepages> {
-    choice(["auto", "1G", "2M", "none"])
+    named()
 }
 
 #[cfg(test)]

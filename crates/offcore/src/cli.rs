@@ -26,6 +26,13 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Run a configuration file: ports, engines, and a switch, copy stage, pipelines or TCP/IP host
+    #[command(after_help = MORE, after_long_help = crate::run::EXAMPLES)]
+    Run(crate::run::RunFileArgs),
+    /// Check a configuration file: all problems, with their lines
+    Check(crate::run::CheckArgs),
+    /// Print the JSON Schema of configuration files, for editors
+    Schema,
     /// Switch packets between ports, testpmd-like; --demo needs no other flag
     #[command(after_help = MORE, after_long_help = SWITCH_EXAMPLES, override_usage = SWITCH_USAGE)]
     Switch(Box<SwitchArgs>),

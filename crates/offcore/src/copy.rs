@@ -6,19 +6,18 @@ mod report;
 mod tests;
 
 use clap::Args;
+use offcore_config::sections::{Copy, Section};
 use offcore_dma::Mode;
 use offcore_flow::dma_map::{Entry, Half};
-use offcore_flow::switch::{Copying, EthPeers, Run};
+use offcore_flow::switch::{EthPeers, Run};
 use offcore_flow::{DmaMap, SwitchConfig, Topology};
 use offcore_port::spec::{MAX_QUEUES, PortSpec};
 
 use crate::args::flags::by_flag;
-use crate::args::{EngineArgs, MacArgs, PortArgs, RunArgs, choice, topology, within};
+use crate::args::{EngineArgs, MacArgs, PortArgs, PrintArgs, RunArgs, choice, topology, within};
 use crate::failure::Failure;
 use crate::switch::{Watching, plan, run_switch};
-
-/// Burst size of a queue, unless more packets are submitted together. It is dpdk-dma's default.
-const BURST: usize = 32;
+pub(crate) use report::tables;
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -115,16 +114,22 @@ pub(crate) struct CopyArgs {
     /// Stop after a second without packets: for ports whose packets end, such as pcap and gen with a count
     #[arg(long)]
     pub until_idle: bool,
+
+    #[command(flatten)]
+    pub print: PrintArgs,
 }
 
 /// Copies packets until it is stopped.
 pub(crate) fn run(args: &CopyArgs) -> Result<(), Failure> {
     let (config, ports) = plan(args)?;
-    run_switch(&config, Watching::new(&ports, &args.run, args.until_idle, report::tables))
+    if args.print.print(&args.run, &Section::Copy(section(args)), &config, &ports)? {
+        return Ok(());
+    }
+    run_switch(&config, Watching::new(&ports, &args.run, args.until_idle, tables))
 }
 
 /// Returns the configuration, and the ports with their number of queues.
-fn plan(args: &CopyArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
+pub(crate) fn plan(args: &CopyArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
     let ports = plan::with_queues(&args.at.ports, args.queues, "--queues")?;
     plan::check_duplicates(&ports)?;
     let dma = channels(args, &ports)?;
@@ -133,32 +138,32 @@ fn plan(args: &CopyArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
         plan::check_ports_end(&ports)?;
     }
     let lcores = plan::lcores(args.run.lcores.as_ref(), &args.engines.dsa_sims, &dma)?;
-    let copying = Copying {
-        topology: args.port_topology,
-        eth_peers: args.mac.updating().unwrap_or(true).then(EthPeers::new),
-        ports: args.portmask,
-        ring_size: args.ring_size,
-        batch: args.dma_batch,
-        max_frame: args.max_frame.unwrap_or(0),
-        min_copy: args.min_copy,
-        at_least: args.force_min_copy_size,
-        two_lcores: match args.lcores_per_port {
-            Some(lcores) => lcores == 2,
-            None => lcores.len().is_multiple_of(2),
-        },
-    };
+    let copy = section(args);
     let config = SwitchConfig {
-        run: Run::Copy(copying),
+        run: Run::Copy(copy.copying(args.portmask, EthPeers::new(), lcores.len())),
         mode: args.mode.unwrap_or(if mapped { Mode::Offload } else { Mode::Cpu }),
         lcores,
         simulators: args.engines.dsa_sims.clone(),
         dma,
-        // Packets that are submitted together must be received together.
-        burst: BURST.max(args.dma_batch),
+        burst: copy.burst(),
         ..SwitchConfig::default()
     };
     config.check(&ports).map_err(by_flag)?;
     Ok((config, ports))
+}
+
+/// Returns the section of a configuration file with these flags.
+pub(crate) fn section(args: &CopyArgs) -> Copy {
+    Copy {
+        topology: Some(args.port_topology),
+        mac_updating: args.mac.updating(),
+        ring_size: Some(args.ring_size),
+        batch: Some(args.dma_batch),
+        max_frame: args.max_frame,
+        min_copy: Some(args.min_copy),
+        at_least: Some(args.force_min_copy_size),
+        lcores_per_port: args.lcores_per_port,
+    }
 }
 
 /// Returns the channel mapping. Without named channels, an engine uses every available work queue.

@@ -8,17 +8,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::anyhow;
 use clap::Args;
 use clap::error::ErrorKind;
+use offcore_config::iface::HostPort;
+use offcore_config::names::Names;
+use offcore_config::ports::QueueCopies;
+use offcore_config::sections::{Epping, Section};
 use offcore_dma::Mode;
 use offcore_flow::SwitchConfig;
 use offcore_flow::host::apps::Hosted;
-use offcore_flow::host::apps::epping::{EppingConfig, Tally};
-use offcore_mem::HEADROOM;
+use offcore_flow::host::apps::epping::Tally;
 use offcore_port::spec::PortSpec;
 use offcore_stats::tsc;
 use serde::Serialize;
 
-use crate::args::host_port::HostPortArg;
-use crate::args::{EngineArgs, Format, RunArgs, mode, size};
+use crate::args::{EngineArgs, Format, PrintArgs, RunArgs, mode, size};
 use crate::failure::Failure;
 use crate::output;
 use crate::switch::{Watching, report, run_switch};
@@ -48,12 +50,6 @@ A file for -f has one flag per line without dashes, and its value, such as
 port tap:tap0,addr=10.0.0.2/24. It may have port, connect, lcores, dma and
 dsa-sim. A port is written as in `offcore tcp --help`.";
 
-/// Default size of all buffers in bytes: larger than most caches.
-const SOURCE: usize = 128 << 20;
-/// Maximum size of all buffers.
-const LARGEST: usize = 8 << 30;
-/// Length of a packet's headers with timestamps, in bytes.
-const HEADERS: usize = 52;
 /// Flags that are permitted in a file.
 const KEYS: [&str; 5] = ["port", "connect", "lcores", "dma", "dsa-sim"];
 
@@ -64,7 +60,7 @@ const ADDRESS: &str = "expected ADDRESS:PORT, such as 10.0.0.1:9";
 pub(crate) struct EppingArgs {
     /// A port with its addresses, as KIND:ARGS,addr=10.0.0.2/24[,gw=10.0.0.1]
     #[arg(long = "port", value_name = "SPEC", required_unless_present = "file")]
-    pub ports: Vec<HostPortArg>,
+    pub ports: Vec<HostPort>,
 
     /// The receiver: a TCP server that reads
     #[arg(short = 'c', long = "connect", value_name = "ADDRESS:PORT", required_unless_present = "file", value_parser = address)]
@@ -109,6 +105,9 @@ pub(crate) struct EppingArgs {
     /// The mode of the copies that -d and -u give to an engine; auto chooses by measurements [default: offload]
     #[arg(long, value_name = "MODE", value_parser = mode())]
     pub mode: Option<Mode>,
+
+    #[command(flatten)]
+    pub print: PrintArgs,
 }
 
 impl EppingArgs {
@@ -148,35 +147,60 @@ fn flags(path: &Path, text: &str) -> Result<Vec<String>, String> {
 pub(crate) fn run(args: &EppingArgs) -> Result<(), Failure> {
     let to = receiver(args)?;
     let (config, ports, tally) = plan(args)?;
+    if args.print.print(&args.run, &Section::Epping(section(args)?), &config, &ports)? {
+        return Ok(());
+    }
     run_switch(&config, Watching::new(&ports, &args.run, false, report::tables))?;
-    let tally = tally.lock().unwrap_or_else(PoisonError::into_inner);
-    if tally.connections == 0 {
-        let why = tally
-            .ended
-            .map_or_else(|| "it does not answer".into(), |cause| format!("{cause:?}").to_lowercase());
-        return Err(anyhow!("no connection to {to}: {why}").into());
-    }
-    if tally.chunks == 0 {
-        let why = match tally.ended {
-            Some(cause) => {
-                format!("the last of {} connections was {cause:?}", tally.connections).to_lowercase()
-            }
-            None => "its window is closed, or its acknowledgements do not come".into(),
-        };
-        return Err(anyhow!("no chunk was acknowledged by {to}: {why}").into());
-    }
-    let summary = Summary::of(args, to, &tally);
-    output::write(&match args.run.format {
-        Format::Table => summary.text(),
-        Format::Json => serde_json::to_string(&summary).map_err(anyhow::Error::new)? + "\n",
-    })?;
-    match (summary.wrong, summary.missing) {
-        (Some(wrong @ 1..), _) => Err(anyhow!("{wrong} bytes came back that were not sent").into()),
-        (_, Some(missing @ 1..)) => {
-            Err(anyhow!("{missing} bytes that were acknowledged did not come back: is {to} an echo server?")
-                .into())
+    Streamed { to, chunk: args.chunk, verify: args.verify, simulated: !args.engines.dsa_sims.is_empty() }
+        .conclude(&tally, args.run.format)
+}
+
+/// The parameters of a stream whose results are printed.
+pub(crate) struct Streamed {
+    pub to: SocketAddr,
+    /// Length of a chunk in bytes.
+    pub chunk: usize,
+    pub verify: bool,
+    /// Whether a simulated device may have copied.
+    pub simulated: bool,
+}
+
+impl Streamed {
+    /// Prints the results.
+    ///
+    /// # Errors
+    /// The receiver refused the connection, or bytes came back wrong or not at all.
+    pub(crate) fn conclude(&self, tally: &Mutex<Tally>, format: Format) -> Result<(), Failure> {
+        let to = self.to;
+        let tally = tally.lock().unwrap_or_else(PoisonError::into_inner);
+        if tally.connections == 0 {
+            let why = tally
+                .ended
+                .map_or_else(|| "it does not answer".into(), |cause| format!("{cause:?}").to_lowercase());
+            return Err(anyhow!("no connection to {to}: {why}").into());
         }
-        _ => Ok(()),
+        if tally.chunks == 0 {
+            let why = match tally.ended {
+                Some(cause) => {
+                    format!("the last of {} connections was {cause:?}", tally.connections).to_lowercase()
+                }
+                None => "its window is closed, or its acknowledgements do not come".into(),
+            };
+            return Err(anyhow!("no chunk was acknowledged by {to}: {why}").into());
+        }
+        let summary = Summary::of(self, &tally);
+        output::write(&match format {
+            Format::Table => summary.text(),
+            Format::Json => serde_json::to_string(&summary).map_err(anyhow::Error::new)? + "\n",
+        })?;
+        match (summary.wrong, summary.missing) {
+            (Some(wrong @ 1..), _) => Err(anyhow!("{wrong} bytes came back that were not sent").into()),
+            (_, Some(missing @ 1..)) => Err(anyhow!(
+                "{missing} bytes that were acknowledged did not come back: is {to} an echo server?"
+            )
+            .into()),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -190,59 +214,41 @@ fn address(text: &str) -> Result<SocketAddr, String> {
     to.ok_or_else(|| ADDRESS.into())
 }
 
-type Planned = (SwitchConfig, Vec<PortSpec>, Arc<Mutex<Tally>>);
+pub(crate) type Planned = (SwitchConfig, Vec<PortSpec>, Arc<Mutex<Tally>>);
 
-fn plan(args: &EppingArgs) -> Result<Planned, String> {
-    let buffers = args.buffers.unwrap_or((SOURCE / args.chunk).max(1));
-    if buffers.checked_mul(args.chunk).is_none_or(|bytes| bytes > LARGEST) {
-        return Err(format!("-n {buffers} of -l {}: expected {} GiB at most", args.chunk, LARGEST >> 30));
-    }
+pub(crate) fn plan(args: &EppingArgs) -> Result<Planned, String> {
     if args.ports.is_empty() {
         return Err(
             "--port, or port in the file of -f: expected one, such as tap:tap0,addr=10.0.0.2/24".into()
         );
     }
-    let offloads = args.offload_writes || args.offload_segments;
-    match &args.engines.dma {
-        None if offloads => {
-            return Err("-d and -u need an engine: add --dma txq0@core:1 or another one".into());
-        }
-        Some(_) if !offloads => {
-            return Err("--dma: add -d, -u or both, which select the engine's copies".into());
-        }
-        _ => {}
-    }
-    if let Some(segment) = args.segment {
-        let room = args.run.pool.mbuf_size - HEADROOM;
-        if segment > room {
-            let wanted = (segment + HEADROOM).next_power_of_two();
-            return Err(format!(
-                "-m {segment}: a packet buffer has room for {room}; add --mbuf-size {wanted}"
-            ));
-        }
-        // Without `mtu=` the interface's MTU applies, which is checked when the host starts.
-        let short = args.ports.iter().find_map(|port| {
-            let mtu = port.iface.mtu.filter(|mtu| usize::from(*mtu) < segment + HEADERS)?;
-            Some((&port.spec, mtu))
-        });
-        if let Some((spec, mtu)) = short {
-            let wanted = segment + HEADERS;
-            return Err(format!("-m {segment}: --port {spec} has mtu={mtu}, expected {wanted} or more"));
-        }
-    }
+    let mtus: Vec<_> =
+        args.ports.iter().map(|port| (format!("--port {}", port.spec), port.iface.mtu)).collect();
     let tally = Arc::default();
-    let app = Hosted::Epping(EppingConfig {
-        to: receiver(args)?,
-        chunk: args.chunk,
-        buffers,
+    let app = section(args)?.app(
+        Names::Flags,
+        args.run.pool.mbuf_size,
+        args.engines.dma.is_some(),
+        &mtus,
+        Arc::clone(&tally),
+    );
+    let app = Hosted::Epping(app.map_err(|refusal| refusal.text)?);
+    let (config, ports) = host(&args.ports, app, &args.run, &args.engines, args.mode)?;
+    Ok((config, ports, tally))
+}
+
+/// Returns the section of a configuration file with these flags.
+pub(crate) fn section(args: &EppingArgs) -> Result<Epping, String> {
+    Ok(Epping {
+        connect: receiver(args)?,
+        chunk: Some(args.chunk),
+        buffers: args.buffers,
         segment: args.segment.map(|segment| segment as u16),
         offload_writes: args.offload_writes,
         offload_segments: args.offload_segments,
         verify: args.verify,
-        tally: Arc::clone(&tally),
-    });
-    let (config, ports) = host(&args.ports, app, &args.run, &args.engines, args.mode)?;
-    Ok((config, ports, tally))
+        copies: QueueCopies::default(),
+    })
 }
 
 /// The results of a run.
@@ -271,15 +277,16 @@ struct Summary {
 }
 
 impl Summary {
-    fn of(args: &EppingArgs, to: SocketAddr, tally: &Tally) -> Self {
+    fn of(stream: &Streamed, tally: &Tally) -> Self {
+        let &Streamed { to, chunk, verify, simulated } = stream;
         let ticks = tally.began.map_or(0, |began| tally.last.saturating_sub(began));
         let seconds = ticks as f64 / tsc::hz() as f64;
-        let bytes = tally.chunks * args.chunk as u64;
+        let bytes = tally.chunks * chunk as u64;
         let micros = |part| tally.latencies.percentile(part) as f64 * 1e6 / tsc::hz() as f64;
         Self {
             to,
-            chunk: args.chunk,
-            simulated: !args.engines.dsa_sims.is_empty(),
+            chunk,
+            simulated,
             connections: tally.connections,
             chunks: tally.chunks,
             bytes,
@@ -289,8 +296,8 @@ impl Summary {
             p99_us: micros(0.99),
             p999_us: micros(0.999),
             returned: tally.returned,
-            wrong: args.verify.then_some(tally.wrong),
-            missing: args.verify.then_some(tally.missing),
+            wrong: verify.then_some(tally.wrong),
+            missing: verify.then_some(tally.missing),
         }
     }
 
@@ -368,13 +375,12 @@ mod tests {
 
     #[test]
     fn only_verified_bytes_are_reported_correct() {
-        let of = |words: &str| {
-            let line = format!("offcore epping --port tap:tap0,addr=10.0.0.2/24 -c 10.0.0.1:7 {words}");
-            let Ok(Command::Epping(args)) = command(&line) else { panic!("{line} is no epping") };
+        let of = |verify| {
             let tally = Tally { returned: 1000, missing: 24, ..Tally::default() };
-            Summary::of(&args, "10.0.0.1:7".parse().unwrap(), &tally)
+            let to = "10.0.0.1:7".parse().unwrap();
+            Summary::of(&Streamed { to, chunk: 64, verify, simulated: false }, &tally)
         };
-        let (plain, verified) = (of(""), of("--verify"));
+        let (plain, verified) = (of(false), of(true));
         assert!(plain.text().contains("1000 bytes came back, not compared"), "{}", plain.text());
         assert_eq!(serde_json::to_value(&plain).unwrap()["wrong"], serde_json::Value::Null);
         assert!(verified.text().contains("1000 bytes came back, 0 of them wrong; 24 did not"));

@@ -13,6 +13,7 @@ use std::process::Command;
 
 use anyhow::{Context, anyhow};
 use clap::{Args, ValueEnum};
+use offcore_config::iface::{HostPort, check_addresses};
 use offcore_session::message::KEY;
 use offcore_tcp::proto::Algorithm;
 use rustix::fs::FileType;
@@ -20,7 +21,6 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 
 use crate::args::congestion;
-use crate::args::host_port::{HostPortArg, check_addresses};
 use crate::failure::Failure;
 use crate::output::say;
 use crate::switch::plan;
@@ -135,7 +135,7 @@ fn rule(text: &str) -> Result<String, String> {
 
 /// Parses a port with addresses. The stack parses it again.
 fn host_port(text: &str) -> Result<String, String> {
-    text.parse::<HostPortArg>().map(|_| text.into())
+    text.parse::<HostPort>().map(|_| text.into())
 }
 
 /// Executes the program, or starts it with a private stack.
@@ -162,7 +162,7 @@ pub(crate) fn run(args: &ExecArgs) -> Result<(), Failure> {
 /// Starts a stack and the program. Returns when the program and all its processes have ended, with the program's exit
 /// code.
 fn run_both(args: &ExecArgs) -> Result<(), Failure> {
-    let ports: Vec<HostPortArg> = args.ports.iter().filter_map(|port| port.parse().ok()).collect();
+    let ports: Vec<HostPort> = args.ports.iter().filter_map(|port| port.parse().ok()).collect();
     plan::check_duplicates(&ports.iter().map(|port| port.spec.clone()).collect::<Vec<_>>())?;
     check_addresses(&ports)?;
     // Refuse an unsuitable program before anything starts.

@@ -7,6 +7,8 @@ use std::fmt;
 pub(crate) enum Failure {
     /// The flags are invalid: exit code 2.
     Usage(String),
+    /// A configuration file has problems, one per line: exit code 2.
+    File(String),
     /// Anything else: exit code 1.
     Failed(anyhow::Error),
     /// A program cannot be run, with the exit code for the reason.
@@ -16,7 +18,7 @@ pub(crate) enum Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Usage(text) => f.write_str(text),
+            Self::Usage(text) | Self::File(text) => f.write_str(text),
             // The project's own errors include their causes.
             Self::Failed(error) | Self::Program(_, error) => error.fmt(f),
         }

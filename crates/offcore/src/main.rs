@@ -1,6 +1,7 @@
 //! The binary `offcore`: the command line and the commands that it starts.
 //!
 //! * [`args`]: syntax of arguments, with flags for DPDK,
+//! * [`run`]: `offcore run`: configuration files,
 //! * [`switch`]: `offcore switch`: rejects contradictions, opens ports, writes reports,
 //! * [`copy`]: `offcore copy`, dpdk-dma's application, [`gpu`]: `offcore gpu`, l2fwd-nv's,
 //! * [`demo`]: `offcore demo`, [`mod@bench`]: `offcore bench`,
@@ -31,6 +32,7 @@ mod output;
 mod pktgen;
 mod port;
 mod predict;
+mod run;
 mod signals;
 mod switch;
 mod tcp;
@@ -58,6 +60,9 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     }
     let result = match &cli.command {
+        Command::Run(args) => run::run(args),
+        Command::Check(args) => run::check(args),
+        Command::Schema => run::schema(),
         Command::Switch(args) => switch::run(args),
         Command::Demo(args) => demo::run(args),
         Command::Copy(args) => copy::run(args),
@@ -74,6 +79,10 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Usage(text)) => usage(&cli.names, &text),
+        Err(Failure::File(problems)) => {
+            say(&problems);
+            ExitCode::from(2)
+        }
         Err(failure) => {
             say(&format!("error: {failure}"));
             match failure {

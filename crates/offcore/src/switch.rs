@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
+use offcore_config::sections::Section;
 use offcore_flow::report::{QueueReport, Report, Reporter};
 use offcore_flow::switch::{Devices, HostIface, Run, start_with};
 use offcore_flow::{Running, SwitchConfig, SwitchError, check_lcores};
@@ -37,6 +38,9 @@ const MEASURING_TICK: Duration = Duration::from_millis(1);
 pub(crate) fn run(args: &SwitchArgs) -> Result<(), Failure> {
     let config = plan::config(args)?;
     let ports = plan::ports(args);
+    if args.print.print(&args.run, &Section::Switch(plan::section(args)), &config, &ports)? {
+        return Ok(());
+    }
     run_switch(&config, Watching::new(&ports, &args.run, args.until_idle, report::tables))
 }
 

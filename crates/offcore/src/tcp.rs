@@ -1,14 +1,15 @@
 //! `offcore tcp`: a TCP/IP host on ports, with a small application.
 
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
-use std::{fmt, fs};
 
 use clap::Args;
+use offcore_config::ServiceSpec;
+use offcore_config::iface::{HostPort, check_addresses};
+use offcore_config::names::Names;
+use offcore_config::sections::{Section, Tcp};
 use offcore_dma::Mode;
-use offcore_flow::host::apps::streams::Stream;
 use offcore_flow::host::apps::{Hosted, Service};
-use offcore_flow::host::serve::ServeConfig;
 use offcore_flow::switch::{Hosting, Run};
 use offcore_flow::{Idle, SwitchConfig};
 use offcore_mem::BURST;
@@ -17,17 +18,10 @@ use offcore_tcp::proto::Algorithm;
 use rustix::process::Pid;
 
 use crate::args::flags::by_flag;
-use crate::args::host_port::{HostPortArg, check_addresses};
-use crate::args::{EngineArgs, RunArgs, congestion, idle, mode, within};
+use crate::args::{EngineArgs, PrintArgs, RunArgs, congestion, idle, mode, within};
 use crate::failure::Failure;
 use crate::home;
 use crate::switch::{Watching, plan, report, run_switch};
-
-/// The default of `--app-memory`, in MiB.
-const APP_MEMORY: usize = 256;
-/// The default of `--app-connections`: a sixteenth of a stack's connections, and the number of an application's
-/// sessions.
-const APP_CONNECTIONS: usize = 65_536;
 
 /// The flags for applications in other processes. The parser ignores `requires = "serve"` if `--app` is given, because
 /// `--app` conflicts with `--serve`.
@@ -83,7 +77,7 @@ buffer: more than 1792 bytes need a larger --mbuf-size.";
 pub(crate) struct TcpArgs {
     /// A port with its addresses, as KIND:ARGS,addr=10.0.0.2/24[,gw=10.0.0.1]; once for each port
     #[arg(long = "port", value_name = "SPEC", required = true)]
-    pub ports: Vec<HostPortArg>,
+    pub ports: Vec<HostPort>,
 
     /// Lcores, packet buffers, reports.
     #[command(flatten)]
@@ -95,7 +89,7 @@ pub(crate) struct TcpArgs {
 
     /// The service: echo, sink, source or http:DIR, optionally with a colon and another port [ports: 7, 9, 19, 80]
     #[arg(long, value_name = "APP", default_value = "echo", conflicts_with_all = SERVE_FLAGS)]
-    pub app: AppArg,
+    pub app: ServiceSpec,
 
     /// Instead of --app: serves applications in other processes, which attach to a socket at this path
     #[arg(long, value_name = "PATH")]
@@ -134,6 +128,9 @@ pub(crate) struct TcpArgs {
     /// Behaviour of an idle worker: poll, or sleep until an event
     #[arg(long, value_name = "WHAT", default_value = "poll", value_parser = idle())]
     pub idle: Idle,
+
+    #[command(flatten)]
+    pub print: PrintArgs,
 }
 
 /// Parses a user ID.
@@ -143,66 +140,15 @@ fn uid(text: &str) -> Result<u32, String> {
     })
 }
 
-/// The application and its listening port.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct AppArg {
-    service: Service,
-    port: u16,
-}
-
-impl FromStr for AppArg {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (name, rest) = text.split_once(':').map_or((text, None), |(name, rest)| (name, Some(rest)));
-        let (stream, usual) = match name {
-            "echo" => (Stream::Echo, 7),
-            "sink" => (Stream::Sink, 9),
-            "source" => (Stream::Source, 19),
-            "http" => return http_app(rest.unwrap_or_default()),
-            _ => return Err("expected echo, sink, source or http:DIR, such as echo:7000".into()),
-        };
-        let port = rest.map_or(Ok(usual), tcp_port)?;
-        Ok(Self { service: Service::Stream(stream), port })
-    }
-}
-
-/// Parses the part of `--app` behind `http:`: a directory, and optionally a port behind the last colon if a number
-/// follows it.
-fn http_app(rest: &str) -> Result<AppArg, String> {
-    let is_number = |port: &str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
-    let (directory, port) = match rest.rsplit_once(':').filter(|(_, port)| is_number(port)) {
-        Some((directory, port)) => (directory, tcp_port(port)?),
-        None => (rest, 80),
-    };
-    if directory.is_empty() {
-        return Err("expected http:DIR, such as http:/srv/www or http:/srv/www:8080".into());
-    }
-    Ok(AppArg { service: Service::Http(PathBuf::from(directory)), port })
-}
-
-fn tcp_port(port: &str) -> Result<u16, String> {
-    let number = port.parse().ok().filter(|port| *port > 0);
-    number.ok_or_else(|| format!("port '{port}': expected 1 to 65535"))
-}
-
-impl fmt::Display for AppArg {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.service {
-            Service::Stream(Stream::Echo) => write!(f, "echo:{}", self.port),
-            Service::Stream(Stream::Sink) => write!(f, "sink:{}", self.port),
-            Service::Stream(Stream::Source) => write!(f, "source:{}", self.port),
-            Service::Http(directory) => write!(f, "http:{}:{}", directory.display(), self.port),
-        }
-    }
-}
-
 /// Runs the host until it is stopped.
 ///
 /// # Errors
 /// [`Failure::Usage`] for flags that contradict each other, [`Failure::Failed`] for other errors.
 pub(crate) fn run(args: &TcpArgs) -> Result<(), Failure> {
     let (config, ports) = plan(args)?;
+    if args.print.print(&args.run, &Section::Tcp(Box::new(section(args))), &config, &ports)? {
+        return Ok(());
+    }
     if let Some(path) = &args.serve {
         home::make_way(path)?;
     }
@@ -218,16 +164,8 @@ pub(crate) fn run(args: &TcpArgs) -> Result<(), Failure> {
     result
 }
 
-fn plan(args: &TcpArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
-    let app = match &args.serve {
-        Some(path) => Hosted::Others(ServeConfig {
-            path: path.clone(),
-            allow: args.allow_uid.clone(),
-            memory: args.app_memory.unwrap_or(APP_MEMORY) << 20,
-            connections: args.app_connections.unwrap_or(APP_CONNECTIONS),
-        }),
-        None => Hosted::Service(args.app.service.clone(), args.app.port),
-    };
+pub(crate) fn plan(args: &TcpArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
+    let app = section(args).app(Names::Flags).map_err(|refusal| refusal.text)?;
     let (mut config, ports) = host(&args.ports, app, &args.run, &args.engines, args.mode)?;
     if let Run::Host(hosting) = &mut config.run {
         hosting.connections = args.connections;
@@ -236,9 +174,23 @@ fn plan(args: &TcpArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
     Ok((SwitchConfig { idle: args.idle, ..config }, ports))
 }
 
+/// Returns the section of a configuration file with these flags.
+pub(crate) fn section(args: &TcpArgs) -> Tcp {
+    Tcp {
+        service: args.serve.is_none().then(|| args.app.clone()),
+        serve: args.serve.clone(),
+        allow: args.allow_uid.clone(),
+        memory_per_application: args.app_memory.map(|mib| mib << 20),
+        connections_per_application: args.app_connections,
+        congestion: Some(args.congestion),
+        report_connections: args.connections,
+        ..Tcp::default()
+    }
+}
+
 /// Returns the configuration of a host with an application.
 pub(crate) fn host(
-    ports: &[HostPortArg],
+    ports: &[HostPort],
     app: Hosted,
     run: &RunArgs,
     engines: &EngineArgs,
@@ -276,25 +228,11 @@ pub(crate) fn host(
 
 #[cfg(test)]
 mod tests {
+    use offcore_flow::host::serve::ServeConfig;
+
     use super::*;
     use crate::cli::Command;
     use crate::cli::lines::command;
-
-    #[test]
-    fn apps_have_ports() {
-        assert_eq!("sink".parse::<AppArg>().unwrap().to_string(), "sink:9");
-        assert_eq!("echo:7000".parse::<AppArg>().unwrap().to_string(), "echo:7000");
-        assert_eq!("http:/srv/www".parse::<AppArg>().unwrap().to_string(), "http:/srv/www:80");
-        assert_eq!("http:a:b:8080".parse::<AppArg>().unwrap().to_string(), "http:a:b:8080");
-        assert_eq!("http:a:b".parse::<AppArg>().unwrap().to_string(), "http:a:b:80");
-        for nothing in ["http", "http:", "http::80"] {
-            assert!(nothing.parse::<AppArg>().unwrap_err().contains("expected http:DIR"), "{nothing}");
-        }
-        assert!("http:/srv/www:0".parse::<AppArg>().unwrap_err().contains("expected 1 to 65535"));
-        assert!("http:/srv/www:70000".parse::<AppArg>().unwrap_err().contains("expected 1 to 65535"));
-        assert!("ftp".parse::<AppArg>().unwrap_err().contains("expected echo, sink, source or http:DIR"));
-        assert!("echo:0".parse::<AppArg>().unwrap_err().contains("expected 1 to 65535"));
-    }
 
     fn planned(flags: &str) -> Result<SwitchConfig, String> {
         let line = format!("offcore tcp --port tap:tap0,addr=10.0.0.2/24 {flags}");

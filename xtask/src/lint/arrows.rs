@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::Finding;
 
 /// The layers from bottom to top. A new crate must be added here.
-const FLOORS: [&[&str]; 14] = [
+const FLOORS: [&[&str]; 15] = [
     &["offcore-stats"],
     &["offcore-mem"],
     &["offcore-wire"],
@@ -20,6 +20,7 @@ const FLOORS: [&[&str]; 14] = [
     &["offcore-port"],
     &["offcore-flow"],
     &["offcore-preload"],
+    &["offcore-config"],
     &["offcore-bench"],
     &["offcore"],
     // Tools and tests of the project, which no crate may import.

@@ -13,6 +13,8 @@ pub struct Simulator {
     pub lcore: Option<usize>,
     /// Options of the simulation.
     pub options: SimOptions,
+    /// The options as written, `KEY=VALUE,…`.
+    pub text: String,
 }
 
 impl Simulator {
@@ -41,8 +43,9 @@ impl FromStr for Simulator {
                 None => options.push(part),
             }
         }
-        let options = options.join(",").parse::<SimOptions>().map_err(|error| error.to_string())?;
-        Ok(Self { number, lcore, options })
+        let text = options.join(",");
+        let options = text.parse::<SimOptions>().map_err(|error| error.to_string())?;
+        Ok(Self { number, lcore, options, text })
     }
 }
 

@@ -131,7 +131,7 @@ impl Run {
     }
 
     /// Returns the port that only gets packets with a match.
-    pub(super) fn elsewhere(&self) -> Option<usize> {
+    pub fn elsewhere(&self) -> Option<usize> {
         if let Self::Pipelines(working) = self { working.elsewhere } else { None }
     }
 }

@@ -12,7 +12,7 @@ use offcore_wire::checksum;
 use crate::DropReason;
 use crate::duplicate::Duplicator;
 use crate::offload_fallback::header;
-use crate::spec::ImpairSpec;
+use crate::spec::LineFaults;
 
 /// Maximum number of packets that overtake a reordered packet.
 const OVERTAKING: u64 = 5;
@@ -113,10 +113,10 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// Creates a line as `spec` describes it, at `hz` ticks per second, that holds at most `limit` packet buffers of
+    /// Creates a line with `faults`, at `hz` ticks per second, that holds at most `limit` packet buffers of
     /// `pool`. Lines with different numbers have different random numbers.
     pub(super) fn new(
-        spec: &ImpairSpec,
+        faults: &LineFaults,
         number: u64,
         hz: u64,
         limit: usize,
@@ -125,18 +125,18 @@ impl Line {
     ) -> Self {
         let ticks = |time: std::time::Duration| (time.as_secs_f64() * hz as f64) as u64;
         let impairments = Impairments {
-            loss: spec.loss.probability(),
-            reorder: spec.reorder.probability(),
-            duplicate: spec.duplicate.probability(),
-            corrupt: spec.corrupt.probability(),
-            delay: ticks(spec.delay),
-            jitter: ticks(spec.jitter),
+            loss: faults.loss.probability(),
+            reorder: faults.reorder.probability(),
+            duplicate: faults.duplicate.probability(),
+            corrupt: faults.corrupt.probability(),
+            delay: ticks(faults.delay),
+            jitter: ticks(faults.jitter),
             overtaken_within: hz / OVERTAKEN_WITHIN,
         };
         Self {
             impairments,
-            rate: spec.rate.map(|rate| Bucket::new(rate, hz)),
-            random: SplitMix::new(spec.seed ^ (number + 1) << 48),
+            rate: faults.rate.map(|rate| Bucket::new(rate, hz)),
+            random: SplitMix::new(faults.seed ^ (number + 1) << 48),
             // A caller that checks `has_room` may add a burst and as many duplicates when the line is half full.
             held: BinaryHeap::with_capacity(limit + 2 * BURST),
             back: ArrayVec::new(),

@@ -4,23 +4,46 @@ use std::fmt;
 
 use offcore_stats::named;
 
-use super::{Options, first, flag, interface_name, narrow, unless};
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::values::{Interface, Number, Queues, Switch, read_by_name};
+use super::{flag, one, unless, yes};
 
 /// Default number of slots of a ring.
 const SLOTS: u32 = 1024;
+type Slots = Number<64, 65536>;
+
+const fn slots() -> u32 {
+    SLOTS
+}
 
 /// `af_packet:`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct AfPacketSpec {
+    /// Name of the interface.
+    #[serde(rename = "interface", deserialize_with = "Interface::read")]
+    #[schemars(with = "Interface")]
     pub name: String,
+    /// Number of queue pairs.
+    #[serde(default = "one", deserialize_with = "Queues::read")]
+    #[schemars(with = "Queues")]
     pub queues: u16,
     /// How received packets are distributed among several queues.
+    #[serde(default)]
     pub fanout: Fanout,
     /// Number of packets that each queue's rings hold, in each direction.
+    #[serde(default = "slots", deserialize_with = "Slots::read")]
+    #[schemars(with = "Slots")]
     pub slots: u32,
     /// Whether packets for other stations are received, too.
+    #[serde(default = "yes", deserialize_with = "Switch::read")]
+    #[schemars(with = "Switch")]
     pub promisc: bool,
     /// Whether packets bypass the interface's queueing discipline.
+    #[serde(default, deserialize_with = "Switch::read")]
+    #[schemars(with = "Switch")]
     pub qdisc_bypass: bool,
 }
 
@@ -44,30 +67,7 @@ named! {
     }
 }
 
-impl Fanout {
-    fn parse(text: &str) -> Result<Self, String> {
-        Self::find(text).ok_or_else(|| format!("fanout={text}: expected one of {}", Self::NAMES.join(", ")))
-    }
-}
-
-impl AfPacketSpec {
-    pub(super) fn parse(fields: &[&str]) -> Result<Self, String> {
-        let (name, options) = first(fields, "the interface's name, as in af_packet:eth0")?;
-        let options = Options::parse(options, &["queues", "fanout", "slots", "promisc", "qdisc_bypass"])?;
-        let fanout = match options.find("fanout") {
-            None => Fanout::default(),
-            Some(mode) => Fanout::parse(mode.unwrap_or_default())?,
-        };
-        Ok(Self {
-            name: interface_name(name)?,
-            queues: options.queues()?,
-            fanout,
-            slots: narrow(options.number("slots", SLOTS.into(), 64..=65536)?),
-            promisc: options.switch("promisc", true)?,
-            qdisc_bypass: options.switch("qdisc_bypass", false)?,
-        })
-    }
-}
+read_by_name!(Fanout);
 
 impl fmt::Display for AfPacketSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

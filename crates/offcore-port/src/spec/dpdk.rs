@@ -3,26 +3,50 @@
 use std::fmt;
 
 use offcore_stats::named;
+use schemars::JsonSchema;
+use serde::de::{Error, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
-use super::{Options, first, flag, given, inner, narrow, unless};
+use super::values::{Bracketed, Number, Queues, Switch, inner, read_by_name};
+use super::{flag, given, one, unless, yes};
+
+type Mtu = Number<68, 65517>;
+type Descriptors = Number<16, 32768>;
 
 /// `dpdk:`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct DpdkSpec {
     /// The device's name in the EAL: `0000:43:00.0`, `net_null0`.
+    #[serde(deserialize_with = "not_empty")]
     pub device: String,
+    /// Number of queue pairs.
+    #[serde(default = "one", deserialize_with = "Queues::read")]
+    #[schemars(with = "Queues")]
     pub queues: u16,
     /// MTU in bytes; `None`: the device's present MTU.
+    #[serde(default, deserialize_with = "Mtu::optional")]
+    #[schemars(with = "Mtu")]
     pub mtu: Option<u16>,
     /// Number of descriptors of an RX queue; `None`: the driver's default.
+    #[serde(default, deserialize_with = "Descriptors::optional")]
+    #[schemars(with = "Descriptors")]
     pub rx_desc: Option<u16>,
     /// Number of descriptors of a TX queue; `None`: the driver's default.
+    #[serde(default, deserialize_with = "Descriptors::optional")]
+    #[schemars(with = "Descriptors")]
     pub tx_desc: Option<u16>,
     /// The fields that determine a packet's queue; `None`: all that the device supports of IP, TCP and UDP.
+    #[serde(default, deserialize_with = "hashes")]
+    #[schemars(with = "Vec<Hash>")]
     pub rss: Option<Vec<Hash>>,
     /// Whether packets for other addresses are received, too.
+    #[serde(default = "yes", deserialize_with = "Switch::read")]
+    #[schemars(with = "Switch")]
     pub promisc: bool,
     /// Device arguments, passed on unchanged, without the brackets.
+    #[serde(default, deserialize_with = "Bracketed::optional")]
+    #[schemars(with = "Bracketed")]
     pub args: Option<String>,
 }
 
@@ -40,42 +64,44 @@ named! {
     }
 }
 
-impl DpdkSpec {
-    pub(super) fn parse(fields: &[&str]) -> Result<Self, String> {
-        let (device, options) =
-            first(fields, "the device's name, as in dpdk:0000:43:00.0 or dpdk:net_null0")?;
-        let known = ["queues", "mtu", "rx_desc", "tx_desc", "rss", "promisc", "args"];
-        let options = Options::parse(options, &known)?;
-        let args = match options.find("args") {
-            None => None,
-            Some(Some(text)) if !inner(text).is_empty() => Some(inner(text).to_string()),
-            Some(_) => return Err("'args' has no value, expected args=[KEY=VALUE,...]".into()),
-        };
-        let number = |key, range| Ok::<_, String>(options.optional_number(key, range)?.map(narrow::<u16>));
-        Ok(Self {
-            device: device.into(),
-            queues: options.queues()?,
-            mtu: number("mtu", 68..=65517)?,
-            rx_desc: number("rx_desc", 16..=32768)?,
-            tx_desc: number("tx_desc", 16..=32768)?,
-            rss: options.find("rss").map(|value| hashes(value.unwrap_or_default())).transpose()?,
-            promisc: options.switch("promisc", true)?,
-            args,
-        })
+read_by_name!(Hash);
+
+/// Reads `off` (an empty list), a list, or on the command line a list in brackets.
+fn hashes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<Hash>>, D::Error> {
+    struct List;
+
+    impl<'de> Visitor<'de> for List {
+        type Value = Vec<Hash>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("off, or some of ip, tcp, udp, sctp as in rss=[ip,tcp]")
+        }
+
+        fn visit_str<E: Error>(self, text: &str) -> Result<Vec<Hash>, E> {
+            if text == "off" {
+                return Ok(Vec::new());
+            }
+            let names = inner(text).split(',');
+            let hashes: Option<Vec<Hash>> = names.map(Hash::find).collect();
+            hashes.ok_or_else(|| E::custom("expected off, or some of ip, tcp, udp, sctp as in rss=[ip,tcp]"))
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<Hash>, A::Error> {
+            let mut hashes = Vec::new();
+            while let Some(hash) = list.next_element()? {
+                hashes.push(hash);
+            }
+            Ok(hashes)
+        }
     }
+
+    deserializer.deserialize_any(List).map(Some)
 }
 
-/// Parses `off` or a comma-separated list of names.
-fn hashes(text: &str) -> Result<Vec<Hash>, String> {
-    if text == "off" {
-        return Ok(Vec::new());
-    }
-    let hash = |name: &str| {
-        Hash::find(name).ok_or_else(|| {
-            format!("rss={text}: expected off, or some of ip, tcp, udp, sctp as in rss=[ip,tcp]")
-        })
-    };
-    inner(text).split(',').map(hash).collect()
+/// Reads the name of a device.
+fn not_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let name = String::deserialize(deserializer)?;
+    if name.is_empty() { Err(D::Error::custom("expected the device's name")) } else { Ok(name) }
 }
 
 impl fmt::Display for DpdkSpec {

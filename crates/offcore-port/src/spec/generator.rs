@@ -3,45 +3,54 @@
 use std::fmt;
 
 use offcore_wire::{probe, template};
+use schemars::JsonSchema;
+use serde::Deserialize;
 
-use super::{FCS, MAX_FLOWS, Options, given, narrow, unless};
+use super::values::{Number, Queues};
+use super::{FCS, MAX_FLOWS, given, one, unless};
 
-/// `gen:`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GenSpec {
-    /// Length of a frame in bytes, including the FCS.
-    pub size: usize,
-    /// Number of packets to send over all queues; `None`: no limit.
-    pub count: Option<u64>,
-    /// Packets per second over all queues; `None`: as fast as possible.
-    pub rate: Option<u64>,
-    /// Number of flows. Packets belong to them in turn.
-    pub flows: u32,
-    /// The content of one packet in this many is checked; 0: of none. Sequence and length are always checked.
-    pub verify: u32,
-    pub queues: u16,
+type Size = Number<{ (probe::MIN_FRAME_LEN + FCS) as u64 }, { (template::MAX_FRAME_LEN + FCS) as u64 }>;
+type Count = Number<1, { u64::MAX }>;
+type Rate = Number<1, 1_000_000_000>;
+type Flows = Number<1, { MAX_FLOWS as u64 }>;
+type Verify = Number<1, { u32::MAX as u64 }>;
+
+const fn size() -> usize {
+    64
 }
 
-impl GenSpec {
-    pub(super) fn parse(fields: &[&str]) -> Result<Self, String> {
-        // `gen:` alone means all defaults.
-        let fields = if fields == [""] { &[] } else { fields };
-        let options = Options::parse(fields, &["size", "count", "rate", "flows", "verify", "queues"])?;
-        let sizes = (probe::MIN_FRAME_LEN + FCS) as u64..=(template::MAX_FRAME_LEN + FCS) as u64;
-        let verify = match options.find("verify") {
-            None | Some(None | Some("on")) => 1,
-            Some(Some("off")) => 0,
-            Some(Some(_)) => options.number("verify", 1, 1..=u32::MAX.into())?,
-        };
-        Ok(Self {
-            size: narrow(options.number("size", 64, sizes)?),
-            count: options.optional_number("count", 1..=u64::MAX)?,
-            rate: options.optional_number("rate", 1..=1_000_000_000)?,
-            flows: narrow(options.number("flows", 1, 1..=MAX_FLOWS.into())?),
-            verify: narrow(verify),
-            queues: options.queues()?,
-        })
-    }
+const fn single() -> u32 {
+    1
+}
+
+/// `gen:`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GenSpec {
+    /// Length of a frame in bytes, including the FCS.
+    #[serde(default = "size", deserialize_with = "Size::read")]
+    #[schemars(with = "Size")]
+    pub size: usize,
+    /// Number of packets to send over all queues; `None`: no limit.
+    #[serde(default, deserialize_with = "Count::optional")]
+    #[schemars(with = "Count")]
+    pub count: Option<u64>,
+    /// Packets per second over all queues; `None`: as fast as possible.
+    #[serde(default, deserialize_with = "Rate::optional")]
+    #[schemars(with = "Rate")]
+    pub rate: Option<u64>,
+    /// Number of flows. Packets belong to them in turn.
+    #[serde(default = "single", deserialize_with = "Flows::read")]
+    #[schemars(with = "Flows")]
+    pub flows: u32,
+    /// The content of one packet in this many is checked; 0: of none. Sequence and length are always checked.
+    #[serde(default = "single", deserialize_with = "Verify::or_switch")]
+    #[schemars(with = "Verify")]
+    pub verify: u32,
+    /// Number of queue pairs.
+    #[serde(default = "one", deserialize_with = "Queues::read")]
+    #[schemars(with = "Queues")]
+    pub queues: u16,
 }
 
 impl fmt::Display for GenSpec {

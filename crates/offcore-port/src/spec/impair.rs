@@ -1,18 +1,20 @@
 //! The specification of an `impair:` port.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
-use super::{Options, PortSpec, parse_number};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer};
 
-/// The option keys, in the order in which they are printed.
-const KEYS: [&str; 8] = ["loss", "reorder", "duplicate", "corrupt", "delay", "jitter", "rate", "seed"];
+use super::PortSpec;
+use super::text::Pairs;
+use super::values::{Found, Number, Span, scalar};
+
 /// Number of millionths in a percent.
 const PERCENT: u32 = 10_000;
 /// Maximum number of decimals of a percentage.
 const DECIMALS: usize = 4;
-/// Maximum delay and jitter.
-const LONGEST: Duration = Duration::from_secs(10);
 /// The default seed.
 const SEED: u64 = 1;
 
@@ -53,23 +55,50 @@ impl fmt::Display for Share {
 /// `impair:`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImpairSpec {
-    /// Share of packets that are dropped.
-    pub loss: Share,
-    /// Share of packets that are overtaken by the next few.
-    pub reorder: Share,
-    /// Share of packets that are duplicated.
-    pub duplicate: Share,
-    /// Share of packets in which one bit is flipped.
-    pub corrupt: Share,
-    /// The delay of each packet.
-    pub delay: Duration,
-    /// Maximum random deviation from the delay, in both directions. Packets may overtake one another then.
-    pub jitter: Duration,
-    /// Bits per second, for each queue and direction.
-    pub rate: Option<u64>,
-    pub seed: u64,
+    pub line: LineFaults,
     /// The port whose packets are impaired.
     pub port: Box<PortSpec>,
+}
+
+/// Faults of a line, in both directions.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LineFaults {
+    /// Share of packets that are dropped.
+    #[serde(default)]
+    pub loss: Share,
+    /// Share of packets that are overtaken by the next few.
+    #[serde(default)]
+    pub reorder: Share,
+    /// Share of packets that are duplicated.
+    #[serde(default)]
+    pub duplicate: Share,
+    /// Share of packets in which one bit is flipped.
+    #[serde(default)]
+    pub corrupt: Share,
+    /// The delay of each packet.
+    #[serde(default, deserialize_with = "Span::read")]
+    #[schemars(with = "Span")]
+    pub delay: Duration,
+    /// Maximum random deviation from the delay, in both directions. Packets may overtake one another then.
+    #[serde(default, deserialize_with = "Span::read")]
+    #[schemars(with = "Span")]
+    pub jitter: Duration,
+    /// Bits per second, for each queue and direction.
+    #[serde(default, deserialize_with = "Rate::optional")]
+    #[schemars(with = "Rate")]
+    pub rate: Option<u64>,
+    /// Seed of the random numbers.
+    #[serde(default = "seed", deserialize_with = "Seed::read")]
+    #[schemars(with = "Seed")]
+    pub seed: u64,
+}
+
+type Rate = Number<1_000, 1_000_000_000_000>;
+type Seed = Number<0, { u64::MAX }>;
+
+const fn seed() -> u64 {
+    SEED
 }
 
 impl ImpairSpec {
@@ -92,69 +121,69 @@ impl ImpairSpec {
             keys.push(field);
             at += field.len() + 1;
         };
-        let options = Options::parse(&keys, &KEYS)?;
-        let port: PortSpec = inner.parse().map_err(|e| format!("what it impairs: {e}"))?;
-        if matches!(port, PortSpec::Impair(_)) {
-            return Err(format!("it impairs '{inner}', expected a port of another kind"));
+        let line = Pairs::parse(&keys, &[])?.read()?;
+        let port: PortSpec = inner.parse().map_err(|e| format!("the impaired port: {e}"))?;
+        Self::new(line, port)
+    }
+
+    /// Creates the specification of a port with impairments.
+    ///
+    /// # Errors
+    /// The port has impairments already.
+    pub fn new(line: LineFaults, port: PortSpec) -> Result<Self, String> {
+        match port {
+            PortSpec::Impair(_) => Err(format!("it impairs '{port}', expected a port of another kind")),
+            port => Ok(Self { line, port: Box::new(port) }),
         }
-        Ok(Self {
-            loss: share(&options, "loss")?,
-            reorder: share(&options, "reorder")?,
-            duplicate: share(&options, "duplicate")?,
-            corrupt: share(&options, "corrupt")?,
-            delay: time(&options, "delay")?,
-            jitter: time(&options, "jitter")?,
-            rate: options.optional_number("rate", 1_000..=1_000_000_000_000)?,
-            seed: options.number("seed", SEED, 0..=u64::MAX)?,
-            port: Box::new(port),
+    }
+}
+
+impl<'de> Deserialize<'de> for Share {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let expected = "a percentage from 0% to 100%, such as 1% or 0.05%, in steps of 0.0001%";
+        scalar(deserializer, expected, |found| match found {
+            Found::Text(text) => Self::parse(text),
+            _ => None,
         })
     }
 }
 
-fn share(options: &Options<'_>, key: &str) -> Result<Share, String> {
-    let Some(value) = options.find(key) else { return Ok(Share::default()) };
-    let found = value.unwrap_or_default();
-    Share::parse(found).ok_or_else(|| {
-        format!(
-            "{key}={found}: expected a percentage from 0% to 100%, such as 1% or 0.05%, in steps of 0.0001%"
-        )
-    })
-}
+impl JsonSchema for Share {
+    fn inline_schema() -> bool {
+        true
+    }
 
-fn time(options: &Options<'_>, key: &str) -> Result<Duration, String> {
-    let Some(value) = options.find(key) else { return Ok(Duration::ZERO) };
-    let found = value.unwrap_or_default();
-    let units = [("us", 1), ("ms", 1_000), ("s", 1_000_000)];
-    let micros = units.into_iter().find_map(|(unit, micros)| {
-        let digits = found.strip_suffix(unit).filter(|number| number.bytes().all(|b| b.is_ascii_digit()))?;
-        parse_number(digits)?.checked_mul(micros)
-    });
-    micros.map(Duration::from_micros).filter(|time| *time <= LONGEST).ok_or_else(|| {
-        format!("{key}={found}: expected a time from 0us to {}s, such as 200us, 5ms or 1s", LONGEST.as_secs())
-    })
+    fn schema_name() -> Cow<'static, str> {
+        "Share".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "pattern": "^[0-9]{1,3}(\\.[0-9]{1,4})?%$" })
+    }
 }
 
 impl fmt::Display for ImpairSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LineFaults { loss, reorder, duplicate, corrupt, delay, jitter, rate, seed } = self.line;
         f.write_str("impair:")?;
-        let shares = [self.loss, self.reorder, self.duplicate, self.corrupt];
-        for (key, share) in KEYS.into_iter().zip(shares) {
+        let shares = [("loss", loss), ("reorder", reorder), ("duplicate", duplicate), ("corrupt", corrupt)];
+        for (key, share) in shares {
             if share != Share::default() {
                 write!(f, "{key}={share},")?;
             }
         }
-        for (key, time) in [("delay", self.delay), ("jitter", self.jitter)] {
+        for (key, time) in [("delay", delay), ("jitter", jitter)] {
             match time.as_micros() {
                 0 => {}
                 micros if micros % 1_000 == 0 => write!(f, "{key}={}ms,", micros / 1_000)?,
                 micros => write!(f, "{key}={micros}us,")?,
             }
         }
-        if let Some(rate) = self.rate {
+        if let Some(rate) = rate {
             write!(f, "rate={rate},")?;
         }
-        if self.seed != SEED {
-            write!(f, "seed={},", self.seed)?;
+        if seed != SEED {
+            write!(f, "seed={seed},")?;
         }
         self.port.fmt(f)
     }

@@ -3,53 +3,71 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use super::{Options, flag};
+use schemars::JsonSchema;
+use serde::{Deserialize, Deserializer};
+
+use super::flag;
+use super::text::Pairs;
+use super::values::Switch;
 
 const KEYS: [&str; 2] = ["loop", "overwrite"];
+/// Keys whose values come first.
+pub(super) const FILES: &[&str] = &["input", "output"];
 
 /// `pcap:`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct PcapSpec {
+    /// The file whose packets are received.
+    #[serde(default, deserialize_with = "file")]
+    #[schemars(with = "String")]
     pub input: Option<PathBuf>,
     /// The file to which sent packets are written.
+    #[serde(default, deserialize_with = "file")]
+    #[schemars(with = "String")]
     pub output: Option<PathBuf>,
     /// Whether the input is repeated.
+    #[serde(rename = "loop", default, deserialize_with = "Switch::read")]
+    #[schemars(with = "Switch")]
     pub repeat: bool,
     /// Whether an existing output is replaced.
+    #[serde(default, deserialize_with = "Switch::read")]
+    #[schemars(with = "Switch")]
     pub overwrite: bool,
 }
 
 impl PcapSpec {
     pub(super) fn parse(fields: &[&str]) -> Result<Self, String> {
-        let file = |field: &str| (!matches!(field, "" | "-")).then(|| PathBuf::from(field));
         // The second field is the output unless it is an option. A file with an option's name is written as `./loop`.
-        let (files, options) = match fields {
-            [_, second, ..] if !KEYS.contains(second) => fields.split_at(2),
-            _ => fields.split_at(1.min(fields.len())),
+        let files = match fields {
+            [_, second, ..] if !KEYS.contains(second) => FILES,
+            _ => &FILES[..1],
         };
-        let options = Options::parse(options, &KEYS)?;
-        let spec = Self {
-            input: files.first().and_then(|field| file(field)),
-            output: files.get(1).and_then(|field| file(field)),
-            repeat: options.switch("loop", false)?,
-            overwrite: options.switch("overwrite", false)?,
-        };
-        match &spec {
+        Pairs::parse(fields, files)?.read::<Self>()?.check()
+    }
+
+    /// Refuses keys that contradict one another.
+    pub(super) fn check(self) -> Result<Self, String> {
+        match &self {
             Self { input: None, output: None, .. } => {
-                Err("it names no file, expected pcap:IN,OUT with '-' for the one that is not wanted".into())
+                Err("it names no file, expected input, output or both, as in pcap:IN,OUT".into())
             }
-            Self { input: None, repeat: true, .. } => {
-                Err("'loop' is given without an input, expected pcap:IN,OUT,loop".into())
-            }
+            Self { input: None, repeat: true, .. } => Err("'loop' is given without an input".into()),
             Self { output: None, overwrite: true, .. } => {
-                Err("'overwrite' is given without an output, expected pcap:IN,OUT,overwrite".into())
+                Err("'overwrite' is given without an output".into())
             }
             Self { input, output, .. } if input == output => {
                 Err("input and output are the same file, expected two different ones".into())
             }
-            _ => Ok(spec),
+            _ => Ok(self),
         }
     }
+}
+
+/// Reads the name of a file; `-` or nothing stands for no file.
+fn file<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PathBuf>, D::Error> {
+    let name = String::deserialize(deserializer)?;
+    Ok((!matches!(name.as_str(), "" | "-")).then(|| PathBuf::from(name)))
 }
 
 impl fmt::Display for PcapSpec {

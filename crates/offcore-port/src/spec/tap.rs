@@ -2,24 +2,28 @@
 
 use std::fmt;
 
-use super::{Options, first, flag, interface_name, unless};
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::values::{Interface, Queues, Switch};
+use super::{flag, one, unless, yes};
 
 /// `tap:`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct TapSpec {
+    /// Name of the interface.
+    #[serde(rename = "interface", deserialize_with = "Interface::read")]
+    #[schemars(with = "Interface")]
     pub name: String,
+    /// Number of queue pairs.
+    #[serde(default = "one", deserialize_with = "Queues::read")]
+    #[schemars(with = "Queues")]
     pub queues: u16,
     /// Whether partial checksums and unsegmented packets are exchanged with the kernel.
+    #[serde(default = "yes", deserialize_with = "Switch::read")]
+    #[schemars(with = "Switch")]
     pub offloads: bool,
-}
-
-impl TapSpec {
-    pub(super) fn parse(fields: &[&str]) -> Result<Self, String> {
-        let (name, options) = first(fields, "the interface's name, as in tap:tap0")?;
-        let options = Options::parse(options, &["queues", "offloads"])?;
-        let offloads = options.switch("offloads", true)?;
-        Ok(Self { name: interface_name(name)?, queues: options.queues()?, offloads })
-    }
 }
 
 impl fmt::Display for TapSpec {

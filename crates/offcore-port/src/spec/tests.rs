@@ -165,11 +165,14 @@ fn impairments_come_before_their_port() {
     ) else {
         panic!("no impair port")
     };
-    assert_eq!([spec.loss, spec.reorder, spec.duplicate], [Share(10_000), Share(20_000), Share(5_000)]);
-    assert_eq!((spec.corrupt, spec.rate, spec.seed), (Share(1), Some(100_000_000), 9));
-    assert_eq!((spec.delay, spec.jitter), (Duration::from_millis(5), Duration::from_micros(250)));
+    let LineFaults { loss, reorder, duplicate, corrupt, delay, jitter, rate, seed } = spec.line;
+    assert_eq!([loss, reorder, duplicate], [Share(10_000), Share(20_000), Share(5_000)]);
+    assert_eq!((corrupt, rate, seed), (Share(1), Some(100_000_000), 9));
+    assert_eq!((delay, jitter), (Duration::from_millis(5), Duration::from_micros(250)));
     assert_eq!(*spec.port, parse("pcap:a=b,c:d"));
-    let PortSpec::Impair(plain) = parse("impair:gen:rate=7") else { panic!("no impair port") };
+    let PortSpec::Impair(ImpairSpec { line: plain, .. }) = parse("impair:gen:rate=7") else {
+        panic!("no impair port")
+    };
     assert_eq!((plain.loss, plain.delay, plain.rate, plain.seed), (Share(0), Duration::ZERO, None, 1));
     assert_eq!(*parse("impair:loss=100%,gen:size=64").bare(), parse("gen:size=64"));
 }
@@ -219,8 +222,8 @@ const WRONG: &[(&str, &str)] = &[
     ("vhost:/x,", "key '' is not known"),
     ("vhost:/x,mrg=yes", "mrg=yes: expected on or off"),
     ("vhost:/x,client,client", "'client' is given twice"),
-    ("vhost:/x,group=no/such", "group=no/such: there is no such group"),
-    ("vhost:/x,owner=4294967295", "there is no such user"),
+    ("vhost:/x,group=no/such", "group=no/such: expected an existing group"),
+    ("vhost:/x,owner=4294967295", "owner=4294967295: expected an existing user"),
     ("vhost:/x,mode=0680", "mode=0680: expected permissions in octal"),
     ("vhost:/x,mode=1777", "mode=1777: expected permissions in octal"),
     ("vhost:/x,max_memory=4k", "max_memory=4k: expected MiB from 1 on, or such as 512M or 4G"),
@@ -228,10 +231,10 @@ const WRONG: &[(&str, &str)] = &[
     ("vhost:/x,max_memory=+1G", "max_memory=+1G: expected"),
     ("vhost:/x,max_memory=4194304G", "max_memory=4194304G: expected"),
     ("vhost:/x,max_memory", "max_memory=: expected"),
-    ("vhost:/x,client,mode=0660", "mode= is of a socket that the port makes"),
-    ("virtio-user:/x,peer", "peer=: there is no such user"),
+    ("vhost:/x,client,mode=0660", "mode is for a socket that the port creates"),
+    ("virtio-user:/x,peer", "peer=: expected an existing user"),
     ("af_xdp:", "expected the interface's name"),
-    ("af_xdp:e,mode=fast", "mode=fast: expected auto, zc, copy or skb"),
+    ("af_xdp:e,mode=fast", "mode=fast: expected one of auto, zc, copy, skb"),
     ("af_xdp:e,ring_size=100", "ring_size=100: expected a power of two"),
     ("af_xdp:e,ring_size=32", "expected a number from 64 to 32768"),
     ("af_xdp:e,busy_poll", "busy_poll=: expected a number"),
@@ -240,7 +243,7 @@ const WRONG: &[(&str, &str)] = &[
     ("dpdk:net_null0,rx_desc=1", "rx_desc=1: expected a number from 16"),
     ("dpdk:net_null0,rss=[ip,all]", "rss=[ip,all]: expected off, or some of ip, tcp"),
     ("dpdk:net_null0,promisc=maybe", "promisc=maybe: expected on or off"),
-    ("dpdk:net_null0,args=[]", "'args' has no value"),
+    ("dpdk:net_null0,args=[]", "args=[]: expected a text"),
     ("dpdk:net_null0,speed=1", "key 'speed' is not known"),
     ("impair:", "names no port"),
     ("impair:loss=1%", "'loss=1%' names no port, expected one behind the keys"),
@@ -262,12 +265,12 @@ const WRONG: &[(&str, &str)] = &[
     ("vhost:/x,dmas=[txq0@wq0.0", "'[' is not closed"),
     ("vhost:/x,dmas=[[a]]", "'[' is not expected"),
     ("vhost:/x,dmas=a]", "']' is not expected"),
-    ("vhost:/x,dmas", "'dmas' has no value"),
-    ("vhost:/x,dmas=[]", "'dmas' has no value"),
+    ("vhost:/x,dmas", "dmas=: expected a text"),
+    ("vhost:/x,dmas=[]", "dmas=[]: expected a text"),
     ("virtio-user:/x,queue_size=100", "queue_size=100: expected a power of two"),
     ("virtio-user:/x,queue_size=65536", "queue_size=65536: expected a number from 2 to 32768"),
     ("virtio-user:/x,mac=1:2", "has 2 parts"),
-    ("virtio-user:/x,mac", "mac: ''"),
+    ("virtio-user:/x,mac", "mac=: expected a text"),
     ("virtio-user:/x,mac=ff:ff:ff:ff:ff:ff", "expected the address of one station"),
     ("af_packet:eth0,fanout=all", "fanout=all: expected one of hash, lb, cpu, rollover, rnd, qm"),
     ("af_packet:eth0,fanout", "fanout=: expected one of"),

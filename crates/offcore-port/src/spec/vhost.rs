@@ -3,96 +3,86 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use super::{Options, first, flag, given, inner, socket_path, unless};
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::values::{Account, Bracketed, Mebibytes, Permissions, Queues, SocketPath, Switch};
+use super::{flag, given, one, unless, yes};
 
 /// `vhost:`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct VhostSpec {
+    /// Path of the vhost-user socket.
+    #[serde(rename = "socket", deserialize_with = "SocketPath::read")]
+    #[schemars(with = "SocketPath")]
     pub path: PathBuf,
+    /// Number of queue pairs.
+    #[serde(default = "one", deserialize_with = "Queues::read")]
+    #[schemars(with = "Queues")]
     pub queues: u16,
     /// Whether to connect to the socket instead of listening on it.
+    #[serde(default, deserialize_with = "Switch::read")]
+    #[schemars(with = "Switch")]
     pub client: bool,
-    /// Owner and group ids of the socket's file, and its permissions.
+    /// Owner of the socket's file, by name or number.
+    #[serde(default, deserialize_with = "Account::user")]
+    #[schemars(with = "Account")]
     pub owner: Option<u32>,
+    /// Group of the socket's file, by name or number.
+    #[serde(default, deserialize_with = "Account::group")]
+    #[schemars(with = "Account")]
     pub group: Option<u32>,
+    /// Permissions of the socket's file in octal.
+    #[serde(default, deserialize_with = "Permissions::optional")]
+    #[schemars(with = "Permissions")]
     pub mode: Option<u32>,
     /// Whether packed virtqueues are offered (VIRTIO_F_RING_PACKED).
+    #[serde(default = "yes", deserialize_with = "Switch::read")]
+    #[schemars(with = "Switch")]
     pub packed: bool,
     /// Whether in-order use of buffers is offered (IN_ORDER).
+    #[serde(default = "yes", deserialize_with = "Switch::read")]
+    #[schemars(with = "Switch")]
     pub in_order: bool,
     /// Whether mergeable buffers are offered (MRG_RXBUF).
+    #[serde(default = "yes", deserialize_with = "Switch::read")]
+    #[schemars(with = "Switch")]
     pub mrg: bool,
     /// Whether indirect descriptors are offered (INDIRECT_DESC).
+    #[serde(default = "yes", deserialize_with = "Switch::read")]
+    #[schemars(with = "Switch")]
     pub indirect: bool,
     /// Whether the event index is offered (EVENT_IDX).
+    #[serde(default = "yes", deserialize_with = "Switch::read")]
+    #[schemars(with = "Switch")]
     pub event_idx: bool,
     /// Whether checksum and segmentation offloads (TCP, UDP) are offered in both directions (CSUM, HOST_TSO4,
     /// HOST_TSO6, HOST_ECN, HOST_USO, GUEST_CSUM, GUEST_TSO4, GUEST_TSO6, GUEST_ECN, GUEST_USO4, GUEST_USO6).
+    #[serde(default = "yes", deserialize_with = "Switch::read")]
+    #[schemars(with = "Switch")]
     pub offloads: bool,
     /// Maximum memory of the guest in MiB; `None`: the memory of the machine.
+    #[serde(default, deserialize_with = "Mebibytes::optional")]
+    #[schemars(with = "Mebibytes")]
     pub max_memory: Option<u32>,
     /// DMA channels of the virtqueues in the syntax of DPDK's vhost guide, without the brackets.
+    #[serde(default, deserialize_with = "Bracketed::optional")]
+    #[schemars(with = "Bracketed")]
     pub dmas: Option<String>,
 }
 
 impl VhostSpec {
-    pub(super) fn parse(fields: &[&str]) -> Result<Self, String> {
-        let (path, options) = first(fields, "the socket's path, as in vhost:/run/vm1.sock")?;
-        let switches = ["packed", "in_order", "mrg", "indirect", "event_idx", "offloads"];
-        let access = ["owner", "group", "mode"];
-        let known = [&["queues", "client"], &access[..], &switches[..], &["max_memory", "dmas"]].concat();
-        let options = Options::parse(options, &known)?;
-        let dmas = match options.find("dmas") {
-            None => None,
-            Some(Some(text)) if !inner(text).is_empty() => Some(inner(text).to_string()),
-            Some(_) => return Err("'dmas' has no value, expected dmas=[txq0@wq0.0;rxq0@wq0.1]".into()),
-        };
-        let client = options.switch("client", false)?;
-        if let Some(key) = access.into_iter().find(|key| client && options.find(key).is_some()) {
-            return Err(format!("{key}= is of a socket that the port makes, and with client it makes none"));
+    /// Refuses keys that contradict one another.
+    pub(super) fn check(self) -> Result<Self, String> {
+        let access = [("owner", self.owner), ("group", self.group), ("mode", self.mode)];
+        match access.into_iter().find(|(_, given)| self.client && given.is_some()) {
+            Some((key, _)) => {
+                Err(format!("{key} is for a socket that the port creates, and with client it creates none"))
+            }
+            None => Ok(self),
         }
-        Ok(Self {
-            path: socket_path(path)?,
-            queues: options.queues()?,
-            client,
-            owner: options.user("owner")?,
-            group: options.group("group")?,
-            mode: mode(&options)?,
-            packed: options.switch("packed", true)?,
-            in_order: options.switch("in_order", true)?,
-            mrg: options.switch("mrg", true)?,
-            indirect: options.switch("indirect", true)?,
-            event_idx: options.switch("event_idx", true)?,
-            offloads: options.switch("offloads", true)?,
-            max_memory: max_memory(&options)?,
-            dmas,
-        })
     }
-}
-
-/// Parses a size in MiB, or with the suffix M or G.
-fn max_memory(options: &Options<'_>) -> Result<Option<u32>, String> {
-    let Some(value) = options.find("max_memory") else { return Ok(None) };
-    let found = value.unwrap_or_default();
-    let (digits, mib) = match found.strip_suffix('G') {
-        Some(digits) => (digits, 1024),
-        None => (found.strip_suffix('M').unwrap_or(found), 1),
-    };
-    let digits = Some(digits).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
-    let size =
-        digits.and_then(|digits| digits.parse::<u32>().ok()).and_then(|number| number.checked_mul(mib));
-    match size.filter(|&size| size > 0) {
-        Some(size) => Ok(Some(size)),
-        None => Err(format!("max_memory={found}: expected MiB from 1 on, or such as 512M or 4G")),
-    }
-}
-
-/// Parses permissions in octal digits, as in chmod(1).
-fn mode(options: &Options<'_>) -> Result<Option<u32>, String> {
-    let Some(value) = options.find("mode") else { return Ok(None) };
-    let found = value.unwrap_or_default();
-    let mode = u32::from_str_radix(found, 8).ok().filter(|mode| *mode <= 0o777 && !found.starts_with('+'));
-    mode.map(Some).ok_or_else(|| format!("mode={found}: expected permissions in octal, such as 0660"))
 }
 
 impl fmt::Display for VhostSpec {

@@ -1,5 +1,6 @@
 //! Maps configuration fields to flags: libraries report fields, users know flags.
 
+use offcore_config::names::Names;
 use offcore_flow::SwitchError;
 use offcore_flow::switch::Field;
 use offcore_port::PortError;
@@ -7,36 +8,14 @@ use offcore_stats::lcore::LcoreError;
 
 use crate::failure::Failure;
 
-const fn flag(field: Field) -> &'static str {
+/// Fields of the packet generator are not in configuration files.
+fn flag(field: Field) -> &'static str {
     match field {
-        Field::Addresses => "addr= of --port",
-        Field::Batch => "--dma-batch",
         Field::Bidirectional => "--bidirectional",
-        Field::Burst => "--burst",
-        Field::Devices => "--device",
-        Field::Dma => "--dma",
-        Field::Elsewhere => "--steer",
-        Field::EthPeers => "--eth-peer",
         Field::Flows => "--flows",
-        Field::Frame => "--txpkts",
-        Field::Lcores => "--lcores",
         Field::LinkSpeed => "--link",
-        Field::Memory => "--memory",
-        Field::Mirrors => "--mirror",
-        Field::OnHit => "--on-match",
-        Field::Pool => "--mbufs and --mbuf-size",
-        Field::PortMask => "--portmask",
-        Field::Ports => "--port",
-        Field::RingSize => "--ring-size",
-        Field::Receiver => "-c",
-        Field::Segment => "-m",
-        Field::Serve => "--serve",
-        Field::Service => "--app",
-        Field::Simulators => "--dsa-sim",
         Field::Sizes => "--size",
-        Field::SplitAt => "--split",
-        Field::Vlans => "--vlan",
-        Field::Stations => "--fdb",
+        field => Names::Flags.of(field.into()),
     }
 }
 

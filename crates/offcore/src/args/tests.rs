@@ -50,7 +50,7 @@ fn values_of_every_flag() {
     ])
     .unwrap();
     assert_eq!(args.at.ports.len(), 2);
-    assert_eq!((args.forward, args.port_topology), (ForwardArg::Mac, Some(Topology::Chained)));
+    assert_eq!((args.forward, args.port_topology), (Forward::Mac, Some(Topology::Chained)));
     assert_eq!(args.eth_peers, [(1, MacAddr([2, 0, 0, 0, 0, 9]))]);
     let BridgeArgs { ageing, fdb_size, flood_limit, vlans, stations } = args.bridge;
     assert_eq!((ageing, fdb_size, flood_limit), (Some(Duration::from_millis(500)), Some(10), Some(100)));

@@ -8,7 +8,7 @@ use offcore_flow::report::{QueueReport, Report};
 use crate::output::table::columns;
 use crate::switch::report::{Line, channels, costs, heading, traffic};
 
-pub(super) fn tables(line: &Line<'_>) -> String {
+pub(crate) fn tables(line: &Line<'_>) -> String {
     let report = line.report;
     let mut text = heading(line);
     text += &ports(report);

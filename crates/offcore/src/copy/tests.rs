@@ -1,3 +1,4 @@
+use offcore_flow::switch::Copying;
 use offcore_stats::lcore;
 
 use super::*;

@@ -235,7 +235,7 @@ mod tests {
             format!("configure --sysfs {} --dev {} {line}", roots.sysfs.display(), roots.dev.display());
         let DsaCommand::Configure(args) = parse(&line)? else { panic!("{line}") };
         run(&args).map_err(|failure| match failure {
-            Failure::Usage(text) => format!("usage: {text}"),
+            Failure::Usage(text) | Failure::File(text) => format!("usage: {text}"),
             Failure::Failed(error) | Failure::Program(_, error) => format!("{error}"),
         })
     }

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::{ArgAction, Args, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, Subcommand};
+use offcore_config::sections::{OnMatch, WorkKind};
 use offcore_flow::Topology;
 use offcore_flow::switch::Workload;
 use offcore_gpu::device::{Launch, Memory};
@@ -14,12 +15,10 @@ use offcore_port::spec::{MAX_QUEUES, PortSpec};
 use super::check::{self, CheckArgs};
 use super::costs::{self, CostsArgs};
 use super::doctor::{self, DoctorArgs};
-use crate::args::{PortArgs, RunArgs, port, topology, within};
+use crate::args::{PortArgs, PrintArgs, RunArgs, named, port, topology, within};
 
 /// Default split, as in l2fwd-nv.
 pub(super) const SPLIT_AT: usize = 60;
-/// Expedited forwarding (RFC 3246).
-pub(super) const DSCP: usize = 46;
 /// l2fwd-nv's maximum: 20 ms.
 const MAX_PACKET_TIME: usize = 20_000_000;
 
@@ -164,7 +163,7 @@ pub(crate) struct PipelineArgs {
 
     /// The work: swap the addresses; the others also compute the payload's CRC-32C, its Internet checksum, or the
     /// lowest pattern in it
-    #[arg(long, value_name = "WORK", default_value = "swap")]
+    #[arg(long, value_name = "WORK", default_value = "swap", value_parser = named::<WorkKind>())]
     pub work: WorkKind,
 
     /// Do not swap addresses
@@ -180,7 +179,7 @@ pub(crate) struct PipelineArgs {
     pub skip: Option<usize>,
 
     /// Action for packets with a match [default: pass, or steer with --steer]
-    #[arg(long, value_name = "WHAT")]
+    #[arg(long, value_name = "WHAT", value_parser = named::<OnMatch>())]
     pub on_match: Option<OnMatch>,
 
     /// The DSCP of --on-match mark [default: 46]
@@ -217,6 +216,9 @@ pub(crate) struct PipelineArgs {
     #[arg(long)]
     pub until_idle: bool,
 
+    #[command(flatten)]
+    pub print: PrintArgs,
+
     /// Log more; -v is taken by l2fwd-nv's letter
     #[arg(long, action = ArgAction::Count)]
     pub verbose: u8,
@@ -224,40 +226,13 @@ pub(crate) struct PipelineArgs {
 
 impl PipelineArgs {
     /// Returns the flags of the underlying switch, with packet buffers of `--data-room`.
-    pub(super) fn run(&self) -> RunArgs {
+    pub(crate) fn run(&self) -> RunArgs {
         let mut run = self.run.clone();
         if let Some(room) = self.data_room {
             run.pool.mbuf_size = (room + HEADROOM).next_power_of_two().max(offcore_mem::pool::CHUNK_ALIGN);
         }
         run
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum WorkKind {
-    /// Swap the addresses; no result.
-    Swap,
-    /// CRC-32C of the payload.
-    Crc32c,
-    /// The Internet checksum of the payload.
-    Checksum,
-    /// The lowest pattern in the payload.
-    Match,
-}
-
-/// Action for packets with a match.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum OnMatch {
-    /// Forward and count them.
-    Pass,
-    /// Forward them with another DSCP.
-    Mark,
-    /// Drop them.
-    Drop,
-    /// Drop all others.
-    Only,
-    /// Send them to the port of --steer.
-    Steer,
 }
 
 /// Device names with expanded number ranges.

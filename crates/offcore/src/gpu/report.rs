@@ -7,7 +7,7 @@ use offcore_flow::report::{QueueReport, WorkReport};
 use crate::output::table::{columns, rate};
 use crate::switch::report::{Line, Measurement, costs, heading, queues};
 
-pub(super) fn tables(line: &Line<'_>) -> String {
+pub(crate) fn tables(line: &Line<'_>) -> String {
     let mut text = heading(line);
     if let Some(measured) = &line.measured {
         text += &measurement(measured);

@@ -1,5 +1,8 @@
 use offcore_flow::Topology;
+use offcore_flow::pipeline::OnHit;
+use offcore_flow::switch::Working;
 use offcore_gpu::device::Memory;
+use offcore_gpu::layout::Kind;
 
 use super::*;
 use crate::cli::lines::{command, examples};

@@ -118,17 +118,13 @@ fn advice(report: &Report) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use offcore_config::iface::HostPort;
     use offcore_flow::report::{AddressReport, IfaceReport, TcpReport};
 
     use super::*;
-    use crate::args::host_port::HostPortArg;
 
     fn host(texts: &[&str]) -> (Vec<PortSpec>, Vec<HostIface>) {
-        texts
-            .iter()
-            .map(|text| text.parse::<HostPortArg>().unwrap())
-            .map(|port| (port.spec, port.iface))
-            .unzip()
+        texts.iter().map(|text| text.parse::<HostPort>().unwrap()).map(|port| (port.spec, port.iface)).unzip()
     }
 
     #[test]

@@ -1,21 +1,21 @@
 //! Converts flags to a switch's configuration and rejects contradictions before anything is opened.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
+use offcore_config::free_lcore;
+use offcore_config::names::Names;
+use offcore_config::sections::{Forward, Switch};
+use offcore_config::values::Choices;
 use offcore_dma::Mode;
 use offcore_flow::bridge::BridgeConfig;
 use offcore_flow::mirror::Mirror;
-use offcore_flow::switch::{Copying, EthPeers, Run};
-use offcore_flow::{DmaMap, Forward, Simulator, SwitchConfig, Topology};
+use offcore_flow::switch::EthPeers;
+use offcore_flow::{DmaMap, Simulator, SwitchConfig};
 use offcore_port::spec::PortSpec;
-use offcore_stats::lcore;
 
 use crate::args::flags::by_flag;
-use crate::args::{BridgeArgs, ForwardArg, Lcores, MirrorArg, SwitchArgs};
+use crate::args::{BridgeArgs, Lcores, MirrorArg, SwitchArgs};
 
-/// Default frame length of `txonly` and `flowgen`.
-const FRAME: usize = 64;
 /// Default idle time before `--until-idle` stops.
 const IDLE: Duration = Duration::from_secs(1);
 
@@ -34,27 +34,12 @@ pub(crate) fn config(args: &SwitchArgs) -> Result<SwitchConfig, String> {
             return Err(format!("--eth-peer names port {port} twice: expected it once"));
         }
     }
-    check_forward(args)?;
     if args.until_idle {
         check_ends(args)?;
     }
-    let bridge = bridge(args)?;
-    let frame = args.txpkts.unwrap_or(FRAME);
-    let topology = args.port_topology.unwrap_or(Topology::Paired);
-    let forward = |mode, eth_peers| Run::Forward { mode, topology, eth_peers };
-    let run = match args.forward {
-        ForwardArg::Io => forward(Forward::Io, eth_peers),
-        ForwardArg::Mac => forward(Forward::Mac, eth_peers),
-        ForwardArg::Macswap => forward(Forward::Macswap, eth_peers),
-        ForwardArg::Rxonly => forward(Forward::Rxonly, eth_peers),
-        ForwardArg::Txonly => forward(Forward::Txonly { frame }, eth_peers),
-        ForwardArg::Flowgen => forward(Forward::Flowgen { frame }, eth_peers),
-        ForwardArg::L2 => Run::Bridge(bridge),
-        ForwardArg::Copy => {
-            let eth_peers = args.mac.updating().unwrap_or(true).then_some(eth_peers);
-            Run::Copy(Copying { topology, eth_peers, ..Copying::default() })
-        }
-    };
+    let BridgeArgs { vlans, stations, .. } = &args.bridge;
+    let rules = BridgeConfig { vlans: vlans.clone(), stations: stations.clone(), ..BridgeConfig::default() };
+    let run = section(args).run(Names::Flags, eth_peers, rules).map_err(|refusal| refusal.text)?;
     let config = SwitchConfig {
         run,
         mirrors: mirrors(args, &ports)?,
@@ -70,6 +55,21 @@ pub(crate) fn config(args: &SwitchArgs) -> Result<SwitchConfig, String> {
     };
     config.check(&ports).map_err(by_flag)?;
     Ok(config)
+}
+
+/// Returns the section of a configuration file with these flags.
+pub(crate) fn section(args: &SwitchArgs) -> Switch {
+    let BridgeArgs { ageing, fdb_size, flood_limit, .. } = args.bridge;
+    Switch {
+        forward: Some(args.forward),
+        topology: args.port_topology,
+        ageing,
+        addresses: fdb_size,
+        flood_limit,
+        frame: args.txpkts,
+        mac_updating: args.mac.updating(),
+        work: args.work_ns.map(|nanos| Duration::from_nanos(nanos as u64)),
+    }
 }
 
 /// Returns the ports to open: the given ones, then the targets of mirrors, without duplicates.
@@ -97,30 +97,6 @@ fn mirrors(args: &SwitchArgs, ports: &[PortSpec]) -> Result<Vec<Mirror>, String>
     Ok(mirrors)
 }
 
-fn bridge(args: &SwitchArgs) -> Result<BridgeConfig, String> {
-    let BridgeArgs { ageing, fdb_size, flood_limit, vlans, stations } = &args.bridge;
-    let given = [
-        ("--ageing", ageing.is_some()),
-        ("--fdb-size", fdb_size.is_some()),
-        ("--flood-limit", flood_limit.is_some()),
-        ("--vlan", !vlans.is_empty()),
-        ("--fdb", !stations.is_empty()),
-    ];
-    if let Some((flag, _)) = given.into_iter().find(|&(_, given)| given && args.forward != ForwardArg::L2) {
-        return Err(format!(
-            "{flag} is for --forward l2, found --forward {}, which learns no addresses",
-            args.forward
-        ));
-    }
-    Ok(BridgeConfig {
-        ageing: ageing.unwrap_or(BridgeConfig::AGEING),
-        addresses: fdb_size.unwrap_or(BridgeConfig::ADDRESSES),
-        flood_limit: flood_limit.map(|pps| pps as u64),
-        vlans: vlans.clone(),
-        stations: stations.clone(),
-    })
-}
-
 /// Returns the idle time before `--until-idle` stops. It depends on the interval between packets of a slow generator.
 pub(crate) fn idle_timeout(ports: &[PortSpec]) -> Duration {
     let gap = |port: &PortSpec| match port.bare() {
@@ -131,7 +107,7 @@ pub(crate) fn idle_timeout(ports: &[PortSpec]) -> Duration {
     };
     // All packets in flight may be delayed by an impaired port.
     let held = |port: &PortSpec| match port {
-        PortSpec::Impair(spec) => spec.delay + spec.jitter,
+        PortSpec::Impair(spec) => spec.line.delay + spec.line.jitter,
         _ => Duration::ZERO,
     };
     let longest = ports.iter().map(held).max().unwrap_or_default();
@@ -140,25 +116,8 @@ pub(crate) fn idle_timeout(ports: &[PortSpec]) -> Duration {
 
 /// Checks that no two ports create the same socket, interface or file.
 pub(crate) fn check_duplicates(ports: &[PortSpec]) -> Result<(), String> {
-    let made = |port: &PortSpec| match port.bare() {
-        PortSpec::Vhost(vhost) if !vhost.client => Some(("listen at", vhost.path.clone())),
-        PortSpec::VirtioUser(virtio) if virtio.server => Some(("listen at", virtio.path.clone())),
-        PortSpec::Tap(tap) => Some(("have interface", PathBuf::from(&tap.name))),
-        PortSpec::AfPacket(spec) => Some(("have interface", PathBuf::from(&spec.name))),
-        PortSpec::AfXdp(spec) => Some(("have interface", PathBuf::from(&spec.name))),
-        PortSpec::Pcap(pcap) => pcap.output.clone().map(|path| ("write", path)),
-        _ => None,
-    };
-    for (index, port) in ports.iter().enumerate() {
-        let other = ports[..index].iter().find(|other| made(port).is_some() && made(other) == made(port));
-        if let (Some(other), Some((does, what))) = (other, made(port)) {
-            return Err(format!(
-                "--port {other} and --port {port}: both {does} {}; expected a different one for each",
-                what.display()
-            ));
-        }
-    }
-    Ok(())
+    let labels: Vec<String> = ports.iter().map(|port| format!("--port {port}")).collect();
+    offcore_config::check_duplicates(ports, &labels)
 }
 
 pub(crate) fn dma_map(dma: Option<DmaMap>, ports: &[PortSpec]) -> Result<DmaMap, String> {
@@ -184,39 +143,11 @@ pub(crate) fn check_mode(mode: Option<Mode>, dma: &DmaMap) -> Result<(), String>
     }
 }
 
-fn check_forward(args: &SwitchArgs) -> Result<(), String> {
-    let forward = args.forward;
-    let generates = matches!(forward, ForwardArg::Txonly | ForwardArg::Flowgen);
-    if args.txpkts.is_some() && !generates {
-        return Err(format!(
-            "--txpkts is for --forward txonly or flowgen, found --forward {forward}, which generates no packets"
-        ));
-    }
-    if !args.eth_peers.is_empty() && !generates && !matches!(forward, ForwardArg::Mac | ForwardArg::Copy) {
-        return Err(format!(
-            "--eth-peer is for --forward mac, copy, txonly or flowgen, found --forward {forward}, which sets none"
-        ));
-    }
-    if args.mac.updating().is_some() && forward != ForwardArg::Copy {
-        return Err(format!(
-            "--mac-updating and --no-mac-updating are for --forward copy, found --forward {forward}"
-        ));
-    }
-    if args.port_topology.is_some() && forward == ForwardArg::L2 {
-        return Err(
-            "--port-topology cannot be used with --forward l2, which forwards by learned addresses".into()
-        );
-    }
-    if args.work_ns.is_some() && forward == ForwardArg::Txonly {
-        return Err("--work-ns is work per received packet, and --forward txonly receives none".into());
-    }
-    Ok(())
-}
-
 /// Checks that the packets end, which `--until-idle` requires.
 fn check_ends(args: &SwitchArgs) -> Result<(), String> {
-    if matches!(args.forward, ForwardArg::Txonly | ForwardArg::Flowgen) {
-        return Err(format!("--until-idle and --forward {}: this mode never stops sending", args.forward));
+    if matches!(args.forward, Forward::Txonly | Forward::Flowgen) {
+        let forward = args.forward.name_of();
+        return Err(format!("--until-idle and --forward {forward}: this mode never stops sending"));
     }
     check_ports_end(&args.at.ports)
 }
@@ -247,17 +178,12 @@ pub(crate) fn lcores(
     simulators: &[Simulator],
     dma: &DmaMap,
 ) -> Result<Vec<usize>, String> {
-    let available = lcore::available().map_err(|error| format!("--lcores: {error}"))?;
-    if let Some(Lcores(given)) = given {
-        return Ok(given.clone());
+    match given {
+        Some(Lcores(given)) => Ok(given.clone()),
+        None => {
+            free_lcore(simulators, dma).map(|lcore| vec![lcore]).map_err(|error| format!("--lcores: {error}"))
+        }
     }
-    let helper = |lcore: &usize| {
-        let name = format!("core:{lcore}");
-        dma.entries.iter().any(|entry| entry.channels.contains(&name))
-            || simulators.iter().any(|simulator| simulator.lcore == Some(*lcore))
-    };
-    let free = available.iter().find(|lcore| !helper(lcore)).or(available.first());
-    free.map(|&lcore| vec![lcore]).ok_or_else(|| "--lcores: no lcore is available to this process".into())
 }
 
 /// Returns the ports with the number of queues from `flag`, if it was given.
@@ -290,6 +216,8 @@ mod tests {
     use crate::cli::lines::{command, examples};
     use crate::cli::{Command, SWITCH_EXAMPLES};
     use offcore_flow::mirror::Direction;
+    use offcore_flow::switch::Run;
+    use offcore_stats::lcore;
 
     fn switch(flags: &str) -> Result<SwitchConfig, String> {
         match command(&format!("offcore switch {flags}"))? {

@@ -1,108 +1,144 @@
-//! A host's port on the command line: the port and the options of its interface.
+//! The interface of a host's port: addresses, routes, VLAN, MTU.
 
 use std::fs;
 use std::net::IpAddr;
 use std::str::FromStr;
 
 use offcore_flow::switch::HostIface;
+use offcore_port::PortError;
 use offcore_port::spec::{PortSpec, split_fields};
 use offcore_tcp::proto::{Prefix, Route};
 use offcore_wire::MacAddr;
 
-use super::port;
-
 /// Option keys of every host port.
-const KEYS: &str = "addr, gw, route, vlan, mtu, mac";
+const KEYS: [&str; 6] = ["addr", "gw", "route", "vlan", "mtu", "mac"];
 
-/// A port and its interface.
+/// A port of a host, and its interface.
 #[derive(Clone, Debug)]
-pub(crate) struct HostPortArg {
+pub struct HostPort {
     pub spec: PortSpec,
     pub iface: HostIface,
 }
 
-impl FromStr for HostPortArg {
+/// Parses a port as in `offcore tcp --port`: a port's specification with the keys of the interface.
+impl FromStr for HostPort {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let mut iface = HostIface::default();
-        let (mut rest, mut given_mtu) = (Vec::new(), None);
+        let mut rest = Vec::new();
         for field in split_fields(text)? {
             match field.split_once('=') {
-                Some(("addr", "dhcp")) => iface.dhcp = true,
-                Some(("addr", "slaac")) => iface.slaac = true,
-                Some(("addr", value)) => {
-                    let prefix = prefix(value)?;
-                    if iface.addresses.iter().any(|other| other.address == prefix.address) {
-                        return Err(format!("addr={value}: this address is given twice"));
-                    }
-                    iface.addresses.push(prefix);
-                }
-                Some(("gw", value)) => {
-                    let gateway = value.parse().map_err(|_| {
-                        format!("gw={value}: expected an IPv4 or IPv6 address, such as 10.0.0.1")
-                    })?;
-                    iface.routes.push(Route::default_by(gateway));
-                }
-                Some(("route", value)) => iface.routes.push(route(value)?),
-                Some(("vlan", value)) => {
-                    let vlan = value.parse().ok().filter(|vlan| (1..=4094).contains(vlan));
-                    iface.vlan = Some(vlan.ok_or_else(|| format!("vlan={value}: expected 1 to 4094"))?);
-                }
-                Some(("mtu", value)) => {
-                    let mtu = value.parse().ok().filter(|mtu| (576..=9000).contains(mtu));
-                    iface.mtu = Some(mtu.ok_or_else(|| format!("mtu={value}: expected 576 to 9000"))?);
-                    given_mtu = Some(field);
-                }
-                Some(("mac", value)) => {
-                    let mac = value.parse::<MacAddr>().ok().filter(|mac| mac.is_unicast());
-                    iface.mac = Some(mac.ok_or_else(|| {
-                        format!("mac={value}: expected a unicast address, such as 02:00:00:00:00:02")
-                    })?);
-                }
+                Some((key, value)) if KEYS.contains(&key) => set(&mut iface, key, value)?,
                 _ => rest.push(field),
             }
         }
-        let mut spec = port(&rest.join(",")).map_err(|error| match error.contains("key '") {
-            true => format!("{error}, {KEYS}"),
-            false => error,
+        // The text is left out of errors, because clap prints it before the error.
+        let mut spec: PortSpec = rest.join(",").parse().map_err(|error| match error {
+            PortError::Syntax { expected, .. } if expected.contains("key '") => {
+                format!("{expected}, {}", KEYS.join(", "))
+            }
+            PortError::Syntax { expected, .. } => expected,
+            other => other.to_string(),
         })?;
         check(&iface)?;
-        // These ports configure their buffers or device for the MTU.
-        if let Some(field) = given_mtu
-            && matches!(spec.bare(), PortSpec::Dpdk(_) | PortSpec::VirtioUser(_))
-        {
-            rest.push(field);
-            spec = port(&rest.join(","))?;
+        if let Some(mtu) = iface.mtu {
+            set_mtu(&mut spec, mtu);
         }
-        if matches!(spec.bare(), PortSpec::Tap(_)) && iface.mac.is_none() {
-            let named = || named_mac(rest.first().copied().unwrap_or(text));
-            iface.mac = Some(iface.addresses.first().map_or_else(named, own_mac));
-        }
+        complete(&mut iface, &spec, rest.first().copied().unwrap_or(text));
         Ok(Self { spec, iface })
     }
 }
 
-/// Checks that no two ports of a host have the same address. Link-local IPv6 addresses must be unique only on their
-/// link.
-pub(crate) fn check_addresses(ports: &[HostPortArg]) -> Result<(), String> {
-    for (index, HostPortArg { spec, iface }) in ports.iter().enumerate() {
-        for Prefix { address, .. } in &iface.addresses {
-            let is_local = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
-            let has = |other: &&HostPortArg| other.iface.addresses.iter().any(|own| own.address == *address);
-            if let Some(other) = ports[..index].iter().find(has).filter(|_| !is_local) {
-                return Err(format!(
-                    "--port {} and --port {spec}: both have addr={address}; expected a different address for each",
-                    other.spec
-                ));
+/// Sets one value of an interface.
+///
+/// # Errors
+/// A wrong value, or an address that is given twice.
+pub(crate) fn set(iface: &mut HostIface, key: &str, value: &str) -> Result<(), String> {
+    match (key, value) {
+        ("addr", "dhcp") => iface.dhcp = true,
+        ("addr", "slaac") => iface.slaac = true,
+        ("addr", _) => {
+            let prefix = prefix(value)?;
+            if iface.addresses.iter().any(|other| other.address == prefix.address) {
+                return Err(format!("addr={value}: this address is given twice"));
             }
+            iface.addresses.push(prefix);
+        }
+        ("gw", _) => {
+            let gateway = value
+                .parse()
+                .map_err(|_| format!("gw={value}: expected an IPv4 or IPv6 address, such as 10.0.0.1"))?;
+            iface.routes.push(Route::default_by(gateway));
+        }
+        ("route", _) => iface.routes.push(route(value)?),
+        ("vlan", _) => {
+            let vlan = value.parse().ok().filter(|vlan| (1..=4094).contains(vlan));
+            iface.vlan = Some(vlan.ok_or_else(|| format!("vlan={value}: expected 1 to 4094"))?);
+        }
+        ("mtu", _) => {
+            let mtu = value.parse().ok().filter(|mtu| (576..=9000).contains(mtu));
+            iface.mtu = Some(mtu.ok_or_else(|| format!("mtu={value}: expected 576 to 9000"))?);
+        }
+        _ => {
+            let mac = value.parse::<MacAddr>().ok().filter(|mac| mac.is_unicast());
+            iface.mac = Some(mac.ok_or_else(|| {
+                format!("mac={value}: expected a unicast address, such as 02:00:00:00:00:02")
+            })?);
         }
     }
     Ok(())
 }
 
+/// Passes the MTU on to ports that configure their buffers or device for it.
+pub(crate) fn set_mtu(spec: &mut PortSpec, mtu: u16) {
+    match spec {
+        PortSpec::Dpdk(spec) => spec.mtu = Some(mtu),
+        PortSpec::VirtioUser(spec) => spec.mtu = Some(mtu),
+        PortSpec::Impair(spec) => set_mtu(&mut spec.port, mtu),
+        _ => {}
+    }
+}
+
+/// Chooses the Ethernet address of a host on a TAP port, whose own address belongs to the kernel. `name` distinguishes
+/// the ports of a host without addresses.
+pub(crate) fn complete(iface: &mut HostIface, spec: &PortSpec, name: &str) {
+    if matches!(spec.bare(), PortSpec::Tap(_)) && iface.mac.is_none() {
+        iface.mac = Some(iface.addresses.first().map_or_else(|| named_mac(name), own_mac));
+    }
+}
+
+/// Checks that no two ports of a host have the same address. Link-local IPv6 addresses must be unique only on their
+/// link.
+///
+/// # Errors
+/// Two ports and their common address.
+pub fn check_addresses(ports: &[HostPort]) -> Result<(), String> {
+    // copy-ok: a few addresses, once at the start
+    let ifaces: Vec<HostIface> = ports.iter().map(|port| port.iface.clone()).collect();
+    for (index, HostPort { spec, iface }) in ports.iter().enumerate() {
+        if let Some((other, address)) = shared_address(iface, &ifaces[..index]) {
+            return Err(format!(
+                "--port {} and --port {spec}: both have addr={address}; expected a different address for each",
+                ports[other].spec
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the first of `others` that has an address of `iface`, with the address.
+pub(crate) fn shared_address(iface: &HostIface, others: &[HostIface]) -> Option<(usize, IpAddr)> {
+    iface.addresses.iter().find_map(|Prefix { address, .. }| {
+        let is_local = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
+        let has = |other: &HostIface| other.addresses.iter().any(|own| own.address == *address);
+        let other = others.iter().position(has).filter(|_| !is_local)?;
+        Some((other, *address))
+    })
+}
+
 /// Checks an interface's options against each other.
-fn check(iface: &HostIface) -> Result<(), String> {
+pub(crate) fn check(iface: &HostIface) -> Result<(), String> {
     if let Some(mtu) = iface.mtu.filter(|mtu| *mtu < 1280)
         && (iface.slaac || iface.addresses.iter().any(|prefix| prefix.address.is_ipv6()))
     {
@@ -238,7 +274,7 @@ mod tests {
 
     #[test]
     fn ports_have_addresses() {
-        let port: HostPortArg =
+        let port: HostPort =
             "tap:tap0,addr=10.0.0.2/24,offloads=off,addr=fd00::2/64,gw=10.0.0.1,mtu=9000".parse().unwrap();
         assert_eq!(port.spec.to_string(), "tap:tap0,offloads=off");
         assert_eq!((port.iface.addresses.len(), port.iface.routes.len(), port.iface.mtu), (2, 1, Some(9000)));
@@ -252,9 +288,9 @@ mod tests {
                 "impair:loss=1%,dpdk:net_tap0,mtu=3000,args=[iface=a,mac=fixed]",
             ),
         ] {
-            assert_eq!(text.parse::<HostPortArg>().unwrap().spec.to_string(), spec);
+            assert_eq!(text.parse::<HostPort>().unwrap().spec.to_string(), spec);
         }
-        let port: HostPortArg = "impair:loss=1%,delay=5ms,tap:tap0,addr=10.0.0.2/24".parse().unwrap();
+        let port: HostPort = "impair:loss=1%,delay=5ms,tap:tap0,addr=10.0.0.2/24".parse().unwrap();
         assert_eq!(port.spec.to_string(), "impair:loss=1%,delay=5ms,tap:tap0");
         assert_eq!(port.iface.mac, Some(MacAddr([0x02, 0x0f, 10, 0, 0, 2])));
     }
@@ -263,7 +299,7 @@ mod tests {
     fn ports_have_routes_and_a_vlan() {
         let text = "tap:tap0,addr=10.0.0.2/24,addr=fd00::2/64,gw=10.0.0.1,route=10.1.0.0/16@10.0.0.254,\
                     route=fd01::/48@fe80::1,vlan=10";
-        let port: HostPortArg = text.parse().unwrap();
+        let port: HostPort = text.parse().unwrap();
         assert_eq!((port.spec.to_string(), port.iface.vlan), ("tap:tap0".into(), Some(10)));
         let routes: Vec<String> = port.iface.routes.iter().map(described).collect();
         assert_eq!(routes, ["gw=10.0.0.1", "route=10.1.0.0/16@10.0.0.254", "route=fd01::/48@fe80::1"]);
@@ -271,10 +307,10 @@ mod tests {
 
     #[test]
     fn dhcp_gives_the_address() {
-        let port: HostPortArg = "tap:tap0,addr=dhcp,addr=fd00::2/64".parse().unwrap();
+        let port: HostPort = "tap:tap0,addr=dhcp,addr=fd00::2/64".parse().unwrap();
         assert!(port.iface.dhcp && port.iface.addresses.len() == 1);
         let [one, same, other] = ["tap:tap0,addr=dhcp", "tap:tap0,addr=dhcp", "tap:tap1,addr=dhcp"]
-            .map(|text| text.parse::<HostPortArg>().unwrap().iface.mac.unwrap());
+            .map(|text| text.parse::<HostPort>().unwrap().iface.mac.unwrap());
         assert!(one == same && one != other && one.is_unicast());
     }
 
@@ -296,7 +332,7 @@ mod tests {
             "tap:tap0,addr=10.0.0.2/24,addr=10.9.0.2/32,gw=10.1.0.1",
             "tap:tap0,addr=2001:db8::2/128,gw=2001:db8:1::1",
         ] {
-            let port: HostPortArg = text.parse().unwrap();
+            let port: HostPort = text.parse().unwrap();
             assert_eq!(port.iface.routes.len(), 1, "{text}");
         }
     }
@@ -334,7 +370,7 @@ mod tests {
             ("tap:tap0,addr=10.0.0.2/24,mac=ff:ff:ff:ff:ff:ff", "expected a unicast address"),
             ("tap:tap0,addr=10.0.0.2/24,what=1", "what"),
         ] {
-            let error = text.parse::<HostPortArg>().unwrap_err();
+            let error = text.parse::<HostPort>().unwrap_err();
             assert!(error.contains(expected), "{text}: {error}");
         }
     }
