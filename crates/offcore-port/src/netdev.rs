@@ -175,6 +175,22 @@ impl NetDev {
         ioctl::set_up(&self.control, &self.name)
     }
 
+    /// Sets the interface's MTU, unless it has this one.
+    ///
+    /// # Errors
+    /// EPERM without CAP_NET_ADMIN, EINVAL if the driver does not support it.
+    pub fn set_mtu(&self, mtu: u16) -> io::Result<()> {
+        if self.mtu()? == usize::from(mtu) { Ok(()) } else { ioctl::set_mtu(&self.control, &self.name, mtu) }
+    }
+
+    /// Sets the interface's Ethernet address, unless it has this one.
+    ///
+    /// # Errors
+    /// EPERM without CAP_NET_ADMIN.
+    pub fn set_mac(&self, mac: MacAddr) -> io::Result<()> {
+        if self.mac()? == mac { Ok(()) } else { ioctl::set_mac(&self.control, &self.name, mac) }
+    }
+
     /// The interface's counters.
     ///
     /// # Errors

@@ -34,6 +34,7 @@ mod vhost;
 mod virtio_user;
 
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
@@ -129,6 +130,40 @@ impl PortSpec {
     }
 }
 
+/// Other names of kinds: those of DPDK, QEMU and the kernel.
+const OTHER_NAMES: [(&str, &str); 8] = [
+    ("vhost-user", "vhost"),
+    ("net_vhost", "vhost"),
+    ("virtio", "virtio-user"),
+    ("virtio_user", "virtio-user"),
+    ("xdp", "af_xdp"),
+    ("packet", "af_packet"),
+    ("tun", "tap"),
+    ("pci", "dpdk"),
+];
+
+fn unknown_kind(kind: &str) -> String {
+    match OTHER_NAMES.iter().find(|(name, _)| *name == kind) {
+        Some((_, meant)) => format!("kind '{kind}' is not known, did you mean '{meant}'?"),
+        None => format!("kind '{kind}' is not known, expected {KINDS}"),
+    }
+}
+
+/// The error for a text without a kind, which may be an interface or a socket.
+fn without_kind(text: &str) -> String {
+    let expected = format!("expected KIND:ARGS with kind {KINDS}, such as af_packet:eth0");
+    let is_interface = !text.is_empty() && !text.contains('/') && Path::new("/sys/class/net").join(text).exists();
+    match text {
+        _ if is_interface => {
+            format!("'{text}' is an interface of this machine: expected af_xdp:{text} or af_packet:{text}")
+        }
+        path if path.starts_with('/') => {
+            format!("'{path}' is a path: expected vhost:{path} for a guest's socket; {expected}")
+        }
+        _ => expected,
+    }
+}
+
 /// The kinds whose first value is written without its key: kind, key, and the expected value.
 const POSITIONAL: [(&str, &[&str], &str); 6] = [
     ("af_packet", &["interface"], "the interface's name, as in af_packet:eth0"),
@@ -155,7 +190,7 @@ impl PortSpec {
             "tap" => Ok(Self::Tap(TapSpec::deserialize(keys)?)),
             "vhost" => VhostSpec::deserialize(keys)?.check().map(Self::Vhost),
             "virtio-user" => Ok(Self::VirtioUser(VirtioUserSpec::deserialize(keys)?)),
-            _ => Err(format!("kind '{kind}' is not known, expected {KINDS}")),
+            _ => Err(unknown_kind(kind)),
         };
         checked.map_err(D::Error::custom)
     }
@@ -191,7 +226,7 @@ impl PortSpec {
     fn parse(text: &str) -> Result<Self, String> {
         let (kind, rest) = text
             .split_once(':')
-            .ok_or_else(|| format!("expected KIND:ARGS with kind {KINDS}, such as af_packet:eth0"))?;
+            .ok_or_else(|| without_kind(text))?;
         if kind == "impair" {
             return ImpairSpec::parse(rest).map(Self::Impair);
         }

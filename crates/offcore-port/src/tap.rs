@@ -77,7 +77,7 @@ impl TapPort {
         // Without room for long packets, offloads are not offered to the kernel.
         let offloads = spec.offloads && spares(LONGEST_GSO) <= most;
         let Interface { netdev: interface, files, offloads: agreed } =
-            interface::open(&spec.name, spec.queues, offloads).map_err(|(what, e)| fail(what, e))?;
+            interface::open(&spec.name, spec, offloads).map_err(|(what, e)| fail(what, e))?;
         let ask = |what: &str| format!("asking for the {what} of '{}'", interface.name());
         let mtu = interface.mtu().map_err(|e| fail(ask("MTU"), e))?;
         let mac = interface.mac().map_err(|e| fail(ask("address"), e))?;
@@ -160,7 +160,7 @@ impl Port for TapPort {
         self.interface.mtu().ok().map(|mtu| mtu.min(most))
     }
 
-    /// Creates a deleted interface again, without its former addresses.
+    /// Creates a deleted interface again, without its former IP addresses.
     fn tend(&mut self) {
         self.queues.iter().flatten().for_each(|half| half.close_retired());
         if !self.is_deleted() {
@@ -168,7 +168,7 @@ impl Port for TapPort {
         }
         let has_offloads = self.offloads.checksum;
         let Ok(Interface { netdev: interface, files, .. }) =
-            interface::open(self.interface.name(), self.spec.queues, has_offloads)
+            interface::open(self.interface.name(), &self.spec, has_offloads)
         else {
             return;
         };

@@ -326,6 +326,27 @@ fn open_errors_name_the_cause() {
 }
 
 #[test]
+fn interface_keeps_address_and_mtu() {
+    in_namespace("interface_keeps_address_and_mtu", || {
+        let text = "tap:oc0,offloads=off,mac=02:00:00:00:77:01,mtu=1600";
+        let mut tap = Tap::new(text);
+        let expected = "MTU 1600, address 02:00:00:00:77:01";
+        assert!(tap.port.status().contains(expected), "{}", tap.port.status());
+        assert_eq!(tap.port.mac(), MacAddr([2, 0, 0, 0, 0x77, 1]));
+        ip("link del oc0");
+        until("a queue notices", || {
+            tap.receive();
+            tap.port.status().contains("was deleted")
+        });
+        tap.port.tend();
+        assert!(tap.port.status().contains(expected), "{}", tap.port.status());
+        // A new process gets the same interface.
+        drop(tap);
+        assert!(Tap::new(text).port.status().contains(expected));
+    });
+}
+
+#[test]
 fn deleted_interface_is_recreated() {
     in_namespace("deleted_interface_is_recreated", || {
         let mut tap = Tap::new("tap:tap0,queues=2");

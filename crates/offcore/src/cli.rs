@@ -220,7 +220,8 @@ Ports:
                              force: use an interface even if it is in use
   af_packet:INTERFACE[,queues=N,fanout=hash|lb|cpu|rollover|rnd|qm,
         slots=N,promisc=off,qdisc_bypass]
-  tap:NAME[,queues=N,offloads=off]
+  tap:NAME[,queues=N,offloads=off,mac=MAC,mtu=N]
+                             mac and mtu: of the kernel's interface
   dpdk:DEVICE[,queues=N,mtu=N,rx_desc=N,tx_desc=N,rss=off,
        rss=[ip,tcp,udp,sctp],promisc=off,args=[KEY=VALUE,...]]
                              DEVICE: a PCI address, or a name such as net_null0

@@ -84,6 +84,26 @@ pub(super) fn set_up(control: &OwnedFd, name: &str) -> io::Result<()> {
     unsafe { ioctl(control, libc::SIOCSIFFLAGS, &mut request) }
 }
 
+pub(super) fn set_mtu(control: &OwnedFd, name: &str, mtu: u16) -> io::Result<()> {
+    let mut request = interface_request(name);
+    request.ifr_ifru.ifru_mtu = mtu.into();
+    // SAFETY: SIOCSIFMTU takes an `ifreq`.
+    unsafe { ioctl(control, libc::SIOCSIFMTU, &mut request) }
+}
+
+/// Sets the hardware address of an Ethernet interface.
+pub(super) fn set_mac(control: &OwnedFd, name: &str, mac: MacAddr) -> io::Result<()> {
+    let mut request = ask(control, libc::SIOCGIFHWADDR, name)?;
+    // SAFETY: SIOCGIFHWADDR has filled this member of the union.
+    let mut address = unsafe { request.ifr_ifru.ifru_hwaddr };
+    for (to, from) in address.sa_data.iter_mut().zip(mac.0) {
+        *to = from.cast_signed();
+    }
+    request.ifr_ifru.ifru_hwaddr = address;
+    // SAFETY: SIOCSIFHWADDR takes an `ifreq`.
+    unsafe { ioctl(control, libc::SIOCSIFHWADDR, &mut request) }
+}
+
 /// Structures of linux/ethtool.h. The first field of each is the command that fills the structure.
 mod ethtool {
     pub(super) const GSET: u32 = 0x01;

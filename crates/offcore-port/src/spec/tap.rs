@@ -2,11 +2,12 @@
 
 use std::fmt;
 
+use offcore_wire::ethernet::MacAddr;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::values::{Interface, Queues, Switch};
-use super::{flag, one, unless, yes};
+use super::values::{Interface, Number, Queues, Station, Switch};
+use super::{flag, given, one, unless, yes};
 
 /// `tap:`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
@@ -24,12 +25,24 @@ pub struct TapSpec {
     #[serde(default = "yes", deserialize_with = "Switch::read")]
     #[schemars(with = "Switch")]
     pub offloads: bool,
+    /// Ethernet address of the kernel's interface; `None`: the kernel chooses one, or the interface keeps its own.
+    #[serde(default, deserialize_with = "Station::optional")]
+    #[schemars(with = "Station")]
+    pub mac: Option<MacAddr>,
+    /// MTU of the kernel's interface; `None`: 1500, or the interface keeps its own.
+    #[serde(default, deserialize_with = "Mtu::optional")]
+    #[schemars(with = "Mtu")]
+    pub mtu: Option<u16>,
 }
+
+type Mtu = Number<68, 65521>;
 
 impl fmt::Display for TapSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "tap:{}", self.name)?;
         unless(f, "queues", self.queues, 1)?;
-        f.write_str(flag(!self.offloads, ",offloads=off"))
+        f.write_str(flag(!self.offloads, ",offloads=off"))?;
+        given(f, "mac", self.mac)?;
+        given(f, "mtu", self.mtu)
     }
 }

@@ -48,7 +48,7 @@ fn every_kind_with_defaults() {
         mac: None,
     };
     assert_eq!(parse("virtio-user:/run/vm1.sock"), PortSpec::VirtioUser(virtio_user));
-    assert_eq!(parse("tap:tap0"), PortSpec::Tap(TapSpec { name: "tap0".into(), queues: 1, offloads: true }));
+    assert_eq!(parse("tap:tap0"), PortSpec::Tap(TapSpec { name: "tap0".into(), queues: 1, offloads: true, mac: None, mtu: None }));
     let generator = GenSpec { size: 64, count: None, rate: None, flows: 1, verify: 1, queues: 1 };
     assert_eq!(parse("gen:"), PortSpec::Gen(generator.clone()));
     assert_eq!(parse("gen:size=64,verify"), PortSpec::Gen(generator));
@@ -204,6 +204,7 @@ fn written_form_round_trips() {
         "tap:tap0",
         "tap:tap0,queues=4",
         "tap:tap0,offloads=off",
+        "tap:tap0,mac=02:00:00:00:00:07,mtu=9000",
         "vhost:/x",
         "vhost:/x,queues=2,client,packed=off,in_order=off,mrg=off,indirect=off,event_idx=off,offloads=off",
         "vhost:/x,owner=7,group=9,mode=0660,offloads=off,max_memory=1,dmas=[txq0@wq0.0;rxq0@wq0.1]",
@@ -281,6 +282,12 @@ const WRONG: &[(&str, &str)] = &[
     ("tap:..", "expected one without '/'"),
     ("tap:t,queues=129", "queues=129: expected a number from 1 to 128"),
     ("tap:t,queues", "queues=: expected a number"),
+    ("tap:t,mtu=67", "mtu=67: expected a number from 68 to 65521"),
+    ("tap:t,mac=01:00:00:00:00:00", "expected the address of one station"),
+    ("lo", "an interface of this machine: expected af_xdp:lo or af_packet:lo"),
+    ("vhost-user:/x", "kind 'vhost-user' is not known, did you mean 'vhost'?"),
+    ("xdp:eth0", "did you mean 'af_xdp'?"),
+    ("/run/vm.sock", "a path: expected vhost:/run/vm.sock"),
     ("pcap:", "names no file"),
     ("pcap:-,-", "names no file"),
     ("pcap:-,b,loop", "'loop' is given without an input"),

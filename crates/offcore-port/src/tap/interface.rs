@@ -8,6 +8,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::netdev::{NetDev, interface_request, ioctl, netlink};
+use crate::spec::TapSpec;
 
 /// Flags of TUNSETOFFLOAD that the libc crate lacks: UDP segmentation over IPv4 and IPv6 (Linux 6.2).
 const TUN_F_USO4: libc::c_uint = 0x20;
@@ -25,9 +26,10 @@ pub(super) struct Interface {
     pub(super) offloads: Offloads,
 }
 
-/// Creates or joins interface `name` with `queues` queues, and sets it up. With `offloads`, the kernel may send packets
-/// with partial checksums, and unsegmented packets.
-pub(super) fn open(name: &str, queues: u16, offloads: bool) -> Result<Interface, Refusal> {
+/// Creates or joins interface `name` with the queues, address and MTU of `spec`, and sets it up. With `offloads`, the
+/// kernel may send packets with partial checksums, and unsegmented packets.
+pub(super) fn open(name: &str, spec: &TapSpec, offloads: bool) -> Result<Interface, Refusal> {
+    let queues = spec.queues;
     // The kernel would attach this program's queues to a multi-queue interface that another program uses, and change
     // the header length of that program's queues.
     let held = NetDev::open(name).and_then(|device| netlink::tap_queues(device.index()));
@@ -58,6 +60,16 @@ pub(super) fn open(name: &str, queues: u16, offloads: bool) -> Result<Interface,
     }
     let netdev =
         NetDev::open(&name).map_err(|source| (format!("asking about interface '{name}'"), source))?;
+    let privileged = |what: String, source: io::Error| {
+        let advice = if source.raw_os_error() == Some(libc::EPERM) { ": it needs root or CAP_NET_ADMIN" } else { "" };
+        (format!("{what} of interface '{name}'{advice}"), source)
+    };
+    if let Some(mac) = spec.mac {
+        netdev.set_mac(mac).map_err(|source| privileged(format!("setting the address {mac}"), source))?;
+    }
+    if let Some(mtu) = spec.mtu {
+        netdev.set_mtu(mtu).map_err(|source| privileged(format!("setting the MTU {mtu}"), source))?;
+    }
     netdev.set_up().map_err(|source| {
         let advice = match source.raw_os_error() {
             Some(libc::EPERM) => {
