@@ -152,7 +152,8 @@ fn unknown_kind(kind: &str) -> String {
 /// The error for a text without a kind, which may be an interface or a socket.
 fn without_kind(text: &str) -> String {
     let expected = format!("expected KIND:ARGS with kind {KINDS}, such as af_packet:eth0");
-    let is_interface = !text.is_empty() && !text.contains('/') && Path::new("/sys/class/net").join(text).exists();
+    let is_interface =
+        !text.is_empty() && !text.contains('/') && Path::new("/sys/class/net").join(text).exists();
     match text {
         _ if is_interface => {
             format!("'{text}' is an interface of this machine: expected af_xdp:{text} or af_packet:{text}")
@@ -224,9 +225,7 @@ impl PortSpec {
     }
 
     fn parse(text: &str) -> Result<Self, String> {
-        let (kind, rest) = text
-            .split_once(':')
-            .ok_or_else(|| without_kind(text))?;
+        let (kind, rest) = text.split_once(':').ok_or_else(|| without_kind(text))?;
         if kind == "impair" {
             return ImpairSpec::parse(rest).map(Self::Impair);
         }

@@ -36,6 +36,7 @@ mod pktgen;
 mod programs;
 mod refused;
 mod robust;
+mod run;
 mod settings;
 mod soak;
 mod switch;

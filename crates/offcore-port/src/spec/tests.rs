@@ -48,7 +48,10 @@ fn every_kind_with_defaults() {
         mac: None,
     };
     assert_eq!(parse("virtio-user:/run/vm1.sock"), PortSpec::VirtioUser(virtio_user));
-    assert_eq!(parse("tap:tap0"), PortSpec::Tap(TapSpec { name: "tap0".into(), queues: 1, offloads: true, mac: None, mtu: None }));
+    assert_eq!(
+        parse("tap:tap0"),
+        PortSpec::Tap(TapSpec { name: "tap0".into(), queues: 1, offloads: true, mac: None, mtu: None })
+    );
     let generator = GenSpec { size: 64, count: None, rate: None, flows: 1, verify: 1, queues: 1 };
     assert_eq!(parse("gen:"), PortSpec::Gen(generator.clone()));
     assert_eq!(parse("gen:size=64,verify"), PortSpec::Gen(generator));

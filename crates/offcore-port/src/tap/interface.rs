@@ -61,7 +61,8 @@ pub(super) fn open(name: &str, spec: &TapSpec, offloads: bool) -> Result<Interfa
     let netdev =
         NetDev::open(&name).map_err(|source| (format!("asking about interface '{name}'"), source))?;
     let privileged = |what: String, source: io::Error| {
-        let advice = if source.raw_os_error() == Some(libc::EPERM) { ": it needs root or CAP_NET_ADMIN" } else { "" };
+        let advice =
+            if source.raw_os_error() == Some(libc::EPERM) { ": it needs root or CAP_NET_ADMIN" } else { "" };
         (format!("{what} of interface '{name}'{advice}"), source)
     };
     if let Some(mac) = spec.mac {
