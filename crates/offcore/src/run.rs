@@ -22,11 +22,11 @@ use crate::{copy, gpu, home, switch};
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   Run a configuration, after all of its problems are mended:
-    offcore check /etc/offcore/vhost.toml
-    offcore run /etc/offcore/vhost.toml
+    offcore check examples/run/copy.toml
+    offcore run examples/run/copy.toml
 
   The same with a report per second, and a stop after a minute:
-    offcore run /etc/offcore/vhost.toml --stats-interval 1 --duration 60
+    offcore run examples/run/copy.toml --stats-interval 1 --duration 60
 
 A file has version = 1, [process], [engines.NAME], [copies], one of [switch],
 [copy], [gpu], [tcp] and [epping], and [[port]] for each port. Its keys are

@@ -127,6 +127,12 @@ impl Place {
         }
         copy_binary(&place.dir.file("run/bin/offcore")).unwrap();
         fs::write(place.dir.file("work/in.pcap"), super::no_harm::capture(9)).unwrap();
+        let examples = place.dir.file("work/examples/run");
+        fs::create_dir_all(&examples).unwrap();
+        for file in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/run")).unwrap() {
+            let file = file.unwrap();
+            fs::copy(file.path(), examples.join(file.file_name())).unwrap();
+        }
         for patterns in ["rules.txt", "signatures.txt"] {
             fs::write(place.dir.file("work").join(patterns), "evil.example\n").unwrap();
         }

@@ -99,7 +99,7 @@ fn flags_that_do_not_go_together() {
         ("--work match", ["--work match", "--patterns"]),
         ("--on-match drop", ["--on-match", "--work match"]),
         ("--on-match steer --work match --patterns /dev/null", ["--on-match steer", "--steer"]),
-        ("--device host -w cpu", ["--device", "-w kernel"]),
+        ("--device host -w cpu", ["--device", "--workload kernel"]),
         ("-w none --work crc32c", ["--work", "none"]),
         ("--split --skip 14", ["--split", "--skip"]),
     ] {
