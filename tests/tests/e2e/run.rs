@@ -1,5 +1,5 @@
-//! `offcore run` and `offcore check`: each file of examples/run, with veth interfaces and a simulated DSA device in place
-//! of hardware, and wrong files.
+//! `offcore run` and `offcore check`: each file of examples/run, with veth interfaces and a simulated DSA device in
+//! place of hardware, and wrong files.
 
 use std::fs;
 use std::net::TcpListener;
