@@ -65,7 +65,7 @@ impl Fifo<Tx> {
         self.written_and_held(arena).map(|(tail, _)| tail)
     }
 
-    /// Like [`Fifo::written`], with the matching `held_from` and `held_to`: see [`crate::slot`].
+    /// Like [`Fifo::written`], with the matching `held_from` and `held_to`: see `slot/half.rs`.
     ///
     /// # Errors
     /// As [`Fifo::written`].
