@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::features::{
-    VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1,
-    VIRTIO_NET_F_MRG_RXBUF,
+    VIRTIO_F_INDIRECT_DESC, VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1, VIRTIO_NET_F_MRG_RXBUF,
 };
 use crate::{VringCell, VringConfig};
 use offcore_dma::core::CoreDevice;
@@ -119,8 +118,6 @@ impl Guest {
 
 /// Features of a driver that supports mergeable buffers and indirect descriptors.
 pub const FEATURES: u64 = VIRTIO_F_VERSION_1 | VIRTIO_NET_F_MRG_RXBUF | VIRTIO_F_INDIRECT_DESC;
-/// [`FEATURES`] and EVENT_IDX.
-pub const FEATURES_EVENT: u64 = FEATURES | VIRTIO_F_EVENT_IDX;
 
 /// State of a worker.
 #[derive(Debug)]

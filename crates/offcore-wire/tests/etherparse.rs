@@ -321,7 +321,7 @@ proptest! {
         let packet = ip_packet(IpHeaders::Ipv4(ip, Default::default()), transport, &payload);
         let mut frame = [&[0; 14], &packet[..]].concat();
         let len = u16::try_from(packet.len() - 20).unwrap();
-        let pseudo = offcore_wire::Sum::pseudo_v4(src.into(), dst.into(), protocol, len);
+        let pseudo = Sum::pseudo_v4(src.into(), dst.into(), protocol, len);
         let at = 34 + usize::from(field);
         frame[at..at + 2].copy_from_slice(&pseudo.value().to_be_bytes());
         checksum::complete(&mut frame, 34, field).unwrap();
