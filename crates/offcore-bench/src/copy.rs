@@ -25,7 +25,7 @@ use crate::guests::memory::{page_name, pages_for};
 use crate::method::alternate::{Alternating, Extent};
 use crate::method::copier::Setup;
 use crate::method::temperature::Temperature;
-use crate::model::rate::DeviceRate;
+use crate::model::rate::{DeviceRate, DsaGroups};
 use crate::report::progress::Progress;
 use crate::report::row::{AutoRatios, Counts, OffloadRatio, Published, Row};
 use crate::report::sample::{ClockCheck, SumRatio};
@@ -146,8 +146,8 @@ fn rows(cell: &mut Alternating<Variant>, temperature: Temperature, frame: usize)
         let engine_ns = match setup.copier.simulated() {
             // Windows are too short to keep a device busy, so its rate under full load is measured separately.
             true => {
-                let device =
-                    DeviceRate::of_copies((frame - FCS_LEN) as u32, (1, 1, 4), setup.copier.batch())?;
+                let groups = DsaGroups { count: 1, queues: 1, engines: 4 };
+                let device = DeviceRate::of_copies((frame - FCS_LEN) as u32, groups, setup.copier.batch())?;
                 Some(1e3 / device.mcopies)
             }
             false => variant.engine_ns_per_copy(),

@@ -293,9 +293,9 @@ fn draw_panel(words: &Words, panel: &Panel, area: &Area<'_>) -> Result<()> {
 }
 
 /// Converts a point of the whole drawing to a point of `area`.
-fn relative(area: &Area<'_>, (x, y): (i32, i32)) -> (i32, i32) {
+fn relative(area: &Area<'_>, at: (i32, i32)) -> (i32, i32) {
     let (left, top) = area.get_base_pixel();
-    (x - left, y - top)
+    (at.0 - left, at.1 - top)
 }
 
 /// Draws a point of a line.

@@ -11,7 +11,7 @@ use offcore_dma::Mode;
 
 use crate::model::TOLERANCE;
 pub(crate) use crate::model::rate::BATCH;
-pub use crate::model::rate::{Bound, DeviceRate};
+pub use crate::model::rate::{Bound, DeviceRate, DsaGroups};
 use crate::report::row::Row;
 use crate::report::sample::Spread;
 

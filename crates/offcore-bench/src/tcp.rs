@@ -198,7 +198,7 @@ fn rows(cell: &Alternating<&mut Link>, traffic: Traffic, load: Load) -> Vec<Row>
     let mut rows = Vec::new();
     for (link, blocks) in cell.iter() {
         let setup = link.setup;
-        let mut row = row(setup, traffic, load, (blocks, cell.steadiness()), link.moved());
+        let mut row = row(setup, traffic, load, blocks, cell.steadiness(), link.moved());
         if let Some(ns) = link.engine_ns_per_copy() {
             // Each segment is one copy, and a request has several segments.
             let moved = link.moved();
@@ -241,7 +241,8 @@ fn row(
     setup: Setup,
     traffic: Traffic,
     load: Load,
-    (blocks, steadiness): (&Blocks, Steadiness),
+    blocks: &Blocks,
+    steadiness: Steadiness,
     moved: Moved,
 ) -> Row {
     let mut row = Row::new("tcp", traffic.side, "core-cost");
@@ -265,7 +266,7 @@ fn row(
     row.figures.gbps_l1 = gbps * (segment + HEADERS as f64 + 20.0) / segment;
     if traffic.asks {
         (row.head.case, row.figures.unit) = ("requests".into(), "tsc_cycles_per_request");
-        row.head.window = link::chunks_per_window(load.chunk, (true, traffic.connections));
+        row.head.window = link::chunks_per_window(load.chunk, true, traffic.connections);
         row.counts = Counts::all_of(moved.bytes / load.chunk as u64);
     }
     row

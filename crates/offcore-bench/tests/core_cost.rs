@@ -57,7 +57,7 @@ fn every_packet_arrives_with_each_copier() {
     for workload in workloads(1518) {
         let bed = Testbed::new(&memory(workload.route), &workload).unwrap();
         for setup in Setup::combine(&[Mode::Cpu, Mode::Offload], &Copier::ALL) {
-            let mut variant = OwnVariant::new(&bed, (setup.mode, setup.open().unwrap())).unwrap();
+            let mut variant = OwnVariant::new(&bed, setup.mode, setup.open().unwrap()).unwrap();
             let copies = if workload.route == Route::GuestToGuest { 1 } else { 2 };
             let start = Instant::now();
             let (mut turns, mut fewest) = (0, u64::MAX);
@@ -80,7 +80,7 @@ fn two_copies_can_be_forced() {
     for workload in workloads(1024) {
         let workload = Workload { one_copy: false, ..workload };
         let bed = Testbed::new(&memory(workload.route), &workload).unwrap();
-        let mut variant = OwnVariant::new(&bed, (Mode::Cpu, None)).unwrap();
+        let mut variant = OwnVariant::new(&bed, Mode::Cpu, None).unwrap();
         for _ in 0..TURNS {
             variant.window(&other).unwrap();
         }
@@ -94,7 +94,7 @@ fn copier_disturbs_no_packet() {
     let memory = memory();
     for workload in workloads(512) {
         let bed = Testbed::new(&memory(workload.route), &workload).unwrap();
-        let variant = OwnVariant::new(&bed, (Mode::Cpu, None)).unwrap();
+        let variant = OwnVariant::new(&bed, Mode::Cpu, None).unwrap();
         assert_eq!(variant.background_copies(), None);
         let mut variant = variant.with_background();
         for _ in 0..TURNS {

@@ -19,7 +19,7 @@ use offcore_dsa::sim::{SimDevice, SimEngine, SimOptions};
 use offcore_flow::forward::{Addresses, Rewrite};
 use offcore_mem::testing::guest_regions;
 use offcore_mem::{Burst, Hugepages, Pool, PoolCache};
-use offcore_ring::Layout;
+use offcore_ring::{Areas, Layout};
 use offcore_stats::{StageClock, tsc};
 use offcore_vhost::features::{VIRTIO_F_VERSION_1, VIRTIO_NET_F_MRG_RXBUF};
 use offcore_vhost::{Dequeue, Enqueue, VringCell, VringConfig};
@@ -158,11 +158,12 @@ impl Looped {
         let memory = guest_regions([(GUEST_ADDRESS, GUEST_ADDRESS, buffers + 2 * RING_BYTES)]);
         let ring = |index: usize| {
             let start = GUEST_ADDRESS + (buffers + index * RING_BYTES) as u64;
-            Layout::in_memory(&memory, (start, start + 0x2_0000, start + 0x4_0000), RING, false).unwrap()
+            let areas = Areas { descriptors: start, driver: start + 0x2_0000, device: start + 0x4_0000 };
+            Layout::in_memory(&memory, areas, RING, false).unwrap()
         };
         let workload = Workload::table8(Temperature::Remote, frame);
         let traffic = Arc::new(Mutex::new(Traffic::new(&memory, &memory, &workload).unwrap()));
-        let guest = Guests::new(&traffic, (ring(0), ring(1)), 0);
+        let guest = Guests::new(&traffic, ring(0), ring(1), 0);
         let cells = [Arc::new(VringCell::new(0)), Arc::new(VringCell::new(1))];
         for (cell, layout) in cells.iter().zip([ring(0), ring(1)]) {
             let vring = VringConfig {

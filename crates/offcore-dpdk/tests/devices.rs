@@ -143,10 +143,10 @@ fn open_errors_name_the_remedy() {
 fn elsewhere(pool: &Pool) -> (Arc<Mapping>, DeviceMemory) {
     let len = pool.chunks() * pool.chunk_size();
     let mapping = Arc::new(Mapping::memfd("offcore-test", len, Hugepages::None).unwrap().0);
-    let place = (mapping.base().as_ptr().expose_provenance(), mapping.len());
-    let page_size = mapping.page_size();
+    let base = mapping.base().as_ptr().expose_provenance();
+    let (len, page_size) = (mapping.len(), mapping.page_size());
     // SAFETY: the range is the mapping, which tests only read.
-    (Arc::clone(&mapping), unsafe { DeviceMemory::new("host", place, page_size, true, mapping) })
+    (Arc::clone(&mapping), unsafe { DeviceMemory::new("host", base, len, page_size, true, mapping) })
 }
 
 /// net_pcap uses the CPU to copy received packets out of a file and sent packets into one.
@@ -241,10 +241,10 @@ fn net_ring_passes_device_packets() {
 fn unusable_device_memory_is_refused() {
     let pool = pool();
     let (mapping, _) = elsewhere(pool);
-    let place = |len| (mapping.base().as_ptr().expose_provenance(), len);
+    let base = mapping.base().as_ptr().expose_provenance();
     // SAFETY: the range is at most the mapping, and it is not accessed.
     let of =
-        |len, mapped| Some(unsafe { DeviceMemory::new("cuda:0", place(len), 4096, mapped, Arc::new(())) });
+        |len, mapped| Some(unsafe { DeviceMemory::new("cuda:0", base, len, 4096, mapped, Arc::new(())) });
     let with = |request: Request, words: &[&str]| {
         let error = Ethdev::open(&request, pool).unwrap_err().to_string();
         assert!(words.iter().all(|word| error.contains(word)), "{request:?}: {error}");

@@ -111,9 +111,10 @@ impl Device for HostDevice {
         let refuse =
             |error: MemoryError| DeviceError::Start { device: HOST.into(), reason: error.to_string() };
         let memory = memory_of(len).map_err(refuse)?;
-        let (place, page) = ((memory.base().as_ptr().expose_provenance(), memory.len()), memory.page_size());
+        let (base, len) = (memory.base().as_ptr().expose_provenance(), memory.len());
+        let page = memory.page_size();
         // SAFETY: the range is the new memory.
-        let memory = unsafe { DeviceMemory::new(HOST, place, page, true, Arc::new(memory)) };
+        let memory = unsafe { DeviceMemory::new(HOST, base, len, page, true, Arc::new(memory)) };
         self.direct = Some(memory.clone());
         Ok(memory)
     }
@@ -258,12 +259,12 @@ impl LaunchQueue {
             if self.injects_fault(turn) {
                 return;
             }
-            let place = slot_and_lap(view.ring.count, turn);
+            let (slot, lap) = slot_and_lap(view.ring.count, turn);
             let blocks = packets.div_ceil(kernel::SHARE).max(1) as u32;
             for block in 0..blocks {
                 // SAFETY: the burst has been submitted, because its turn is in the queue. The memory stays valid until
                 // the thread has ended, as the caller guarantees.
-                unsafe { kernel::share(view, threads, place, (block, blocks), &tally) };
+                unsafe { kernel::share(view, threads, slot, lap, block, blocks, &tally) };
             }
         }
     }

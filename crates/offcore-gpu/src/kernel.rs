@@ -68,8 +68,10 @@ mod host {
     pub unsafe fn share(
         pipeline: &PipelineView,
         threads: NonZeroU32,
-        (slot, lap): (u32, u32),
-        (block, blocks): (u32, u32),
+        slot: u32,
+        lap: u32,
+        block: u32,
+        blocks: u32,
         tally: &AtomicU64,
     ) -> bool {
         // SAFETY: `PipelineView` has the layout of `og_pipeline`, which both sides assert, and both access the tally
@@ -111,11 +113,7 @@ mod host {
     /// # Safety
     /// `trie` must have the addresses of the tables of a trie that stays until this returns.
     #[cfg(any(test, feature = "test-switches"))]
-    pub unsafe fn match_part(
-        trie: &TrieView,
-        payload: &[u8],
-        (part, parts): (u32, u32),
-    ) -> (Option<u32>, u64) {
+    pub unsafe fn match_part(trie: &TrieView, payload: &[u8], part: u32, parts: u32) -> (Option<u32>, u64) {
         let mut reads = 0;
         // A payload is shorter than 64 KiB.
         let len = payload.len() as u32;

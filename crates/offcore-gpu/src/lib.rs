@@ -18,8 +18,6 @@ pub mod cuda;
 pub mod device;
 pub mod devices;
 pub mod doctor;
-#[cfg(feature = "test-switches")]
-pub mod fake_cuda;
 pub mod host;
 mod idle;
 pub mod kernel;

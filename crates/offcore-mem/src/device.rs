@@ -34,7 +34,8 @@ impl DeviceMemory {
     /// If they are not whole pages, or the page size is not a power of two.
     pub unsafe fn new(
         device: &str,
-        (base, len): (usize, usize),
+        base: usize,
+        len: usize,
         page_size: usize,
         mapped: bool,
         keep: Arc<dyn Any + Send + Sync>,
@@ -91,7 +92,7 @@ mod tests {
     fn device_memory_holds_smaller_pools() {
         let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
         // SAFETY: the memory is not accessed.
-        let memory = |len| unsafe { DeviceMemory::new("host", (1 << 30, len), 65_536, false, Arc::new(())) };
+        let memory = |len| unsafe { DeviceMemory::new("host", 1 << 30, len, 65_536, false, Arc::new(())) };
         assert!(
             memory(128 << 10).holds(pool) && !memory(64 << 10).holds(pool) && !memory(64 << 10).is_empty()
         );
@@ -101,6 +102,6 @@ mod tests {
     #[should_panic(expected = "bytes at 0x40000800")]
     fn device_memory_needs_page_alignment() {
         // SAFETY: the memory is not accessed.
-        unsafe { DeviceMemory::new("host", ((1 << 30) + 2048, 65_536), 65_536, false, Arc::new(())) };
+        unsafe { DeviceMemory::new("host", (1 << 30) + 2048, 65_536, 65_536, false, Arc::new(())) };
     }
 }

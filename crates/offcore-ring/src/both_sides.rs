@@ -12,14 +12,15 @@ use crate::device::{Chain, DeviceQueue, Direction, Single, Wanted};
 use crate::driver::{self, Used};
 use crate::testing::single;
 use crate::vector::Level;
-use crate::{Layout, packed, split};
+use crate::{Areas, Layout, packed, split};
 
 const BUFFERS: u64 = 0x1_0000;
 const TABLES: u64 = 0x2_0000;
 
 fn guest(size: u16, packed: bool) -> (Arc<GuestMemory>, Layout) {
     let memory = guest_memory(1 << 20);
-    let layout = Layout::in_memory(&memory, (0x1000, 0x4000, 0x6000), size.into(), packed).unwrap();
+    let areas = Areas { descriptors: 0x1000, driver: 0x4000, device: 0x6000 };
+    let layout = Layout::in_memory(&memory, areas, size.into(), packed).unwrap();
     (memory, layout)
 }
 

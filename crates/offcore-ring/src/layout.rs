@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use offcore_mem::GuestMemory;
 
+use crate::areas::Areas;
 use crate::{Inflight, RingError, packed, split};
 
 /// The parts of a virtqueue in host memory, by format.
@@ -17,21 +18,21 @@ pub enum Layout {
 }
 
 impl Layout {
-    /// Describes a queue of `size` descriptors whose parts are at these front-end addresses of `memory`: descriptor
-    /// area, driver area, device area. The layout keeps the memory mapped.
+    /// Describes a queue of `size` descriptors whose parts are at these addresses of `memory`. The layout keeps
+    /// the memory mapped.
     ///
     /// # Errors
     /// Fails if the size is invalid for the format, or if a part is not aligned or not completely in the memory.
     pub fn in_memory(
         memory: &Arc<GuestMemory>,
-        parts: (u64, u64, u64),
+        areas: Areas,
         size: u32,
         packed: bool,
     ) -> Result<Self, RingError> {
         if packed {
-            packed::PackedLayout::in_memory(memory, parts, size).map(Self::Packed)
+            packed::PackedLayout::in_memory(memory, areas, size).map(Self::Packed)
         } else {
-            split::SplitLayout::in_memory(memory, parts, size).map(Self::Split)
+            split::SplitLayout::in_memory(memory, areas, size).map(Self::Split)
         }
     }
 

@@ -6,6 +6,7 @@
 //! * [`device`], [`driver`]: the two sides of a virtqueue, independent of the format,
 //! * [`spsc`]: single-producer single-consumer rings between two threads of one process.
 
+mod areas;
 mod barrier;
 #[cfg(test)]
 mod both_sides;
@@ -26,6 +27,7 @@ mod sync;
 pub mod testing;
 mod vector;
 
+pub use areas::Areas;
 pub use error::RingError;
 pub use inflight::Inflight;
 pub use layout::Layout;

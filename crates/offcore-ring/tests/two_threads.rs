@@ -11,7 +11,7 @@ use offcore_mem::GuestMemory;
 use offcore_mem::testing::guest_memory;
 use offcore_ring::device::{self, DeviceQueue, Direction};
 use offcore_ring::testing::single;
-use offcore_ring::{Layout, driver, packed, with_queue};
+use offcore_ring::{Areas, Layout, driver, packed, with_queue};
 
 const CHAINS: u64 = 40_000;
 /// If a length was read twice, this would show within some hundred thousand reads.
@@ -135,7 +135,8 @@ fn serve(guest: &Guest, queue: &mut impl DeviceQueue, kick: &Bell, call: &Bell) 
 /// Guest memory, and both sides of a queue in it.
 fn sides(size: u16, packed: bool, event_idx: bool) -> (Guest, driver::Queue<u64>, device::Queue) {
     let guest = Guest { memory: guest_memory(1 << 20) };
-    let layout = Layout::in_memory(&guest.memory, (0x1000, 0x4000, 0x6000), size.into(), packed).unwrap();
+    let areas = Areas { descriptors: 0x1000, driver: 0x4000, device: 0x6000 };
+    let layout = Layout::in_memory(&guest.memory, areas, size.into(), packed).unwrap();
     let driver = driver::Queue::new(layout.clone(), event_idx);
     let base = if packed { packed::FRESH_BASE } else { 0 };
     let device = device::Queue::new(layout, base, event_idx, false).unwrap();
@@ -241,16 +242,16 @@ impl Drop for Ends<'_> {
 #[cfg_attr(tsan, ignore = "the guest races on purpose")]
 fn returned_length_is_checked_length() {
     const LEN: u32 = 100;
-    let parts = (0x1000, 0x3000, 0x4000);
+    let areas = Areas { descriptors: 0x1000, driver: 0x3000, device: 0x4000 };
     for is_packed in [false, true] {
         let guest = Guest { memory: guest_memory(0x2_0000) };
-        let layout = Layout::in_memory(&guest.memory, parts, 64, is_packed).unwrap();
+        let layout = Layout::in_memory(&guest.memory, areas, 64, is_packed).unwrap();
         let mut driver = driver::Queue::new(layout.clone(), false);
         let buffers = [(BUFFERS, LEN), (BUFFERS + 0x1000, LEN)];
         driver.add_chain(&buffers, Direction::Readable, 0u64).unwrap();
         driver.publish();
         // The length of the first descriptor. The rest of the word is not changed.
-        let word = guest.at(parts.0 + 8) as usize;
+        let word = guest.at(areas.descriptors + 8) as usize;
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {

@@ -222,7 +222,7 @@ impl Arena {
         Ok(())
     }
 
-    /// Keeps `blocks` large blocks for [`Arena::take_reserved`] and for covering from the reserve, from now on: the
+    /// Keeps `blocks` large blocks for receive windows and for covering from the reserve, from now on: the
     /// last free ones, and the first ones that are freed.
     pub fn reserve(&mut self, blocks: usize) {
         self.reserve = blocks;
@@ -296,8 +296,8 @@ impl Arena {
     }
 
     /// Takes a small block: 4 KiB, uninitialised.
-    #[inline]
-    pub fn take_small(&mut self) -> Option<Block> {
+    #[cfg(test)]
+    pub(crate) fn take_small(&mut self) -> Option<Block> {
         self.small_of(Share::Common)
     }
 
@@ -308,8 +308,8 @@ impl Arena {
     }
 
     /// Takes a large block, from the reserve if no others are free.
-    #[inline]
-    pub fn take_reserved(&mut self) -> Option<Block> {
+    #[cfg(test)]
+    pub(crate) fn take_reserved(&mut self) -> Option<Block> {
         self.large_of(Share::Reserved)
     }
 
@@ -416,7 +416,7 @@ impl Arena {
         Block::new(self.take_free()? * SMALLS)
     }
 
-    /// Takes a small block from a share, as [`Arena::take_small`].
+    /// Takes a small block, 4 KiB, uninitialised, from a share.
     #[inline]
     pub(crate) fn small_of(&mut self, share: Share) -> Option<Block> {
         if self.small.is_empty() {

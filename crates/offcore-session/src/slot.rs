@@ -13,62 +13,21 @@
 //! | 384 | 64 | application | locks between its threads and processes, and its wishes: see [`Wishes`] |
 //! | 448 | 64 | application | options that are only stored: see [`Kept`] |
 //!
-//! A direction has two cache lines, each with one writer:
-//!
-//! | offset | bytes | written by | content |
-//! |--:|--:|---|---|
-//! | 0 | 8 | stack | `edge`: receive: the tail, the end of the data; transmit: the head, the end of the freed bytes |
-//! | 8 | 8 | stack | `limit`: transmit: the position up to which there are blocks to write to |
-//! | 16 | 8 | stack | `p0`: the first position in large blocks; [`NEVER`] without them |
-//! | 24 | 4 | stack | `small`: the page of the small block, or 0 |
-//! | 28 | 4 | stack | `table`: the place of the table, or 0 |
-//! | 32 | 8 | stack | `buffer`: transmit: maximum of bytes that are written and not freed by the stack |
-//! | 40 | 4 | stack | `answered`: transmit: the last `asks` that the stack has answered |
-//! | 44 | 4 | stack | `mtu`: transmit, datagrams only: see [`Slot::mtu`] |
-//! | 48 | 4 | stack | `undelivered`: transmit, datagrams only: see [`Slot::undelivered`] |
-//! | 56 | 8 | stack | `urgent`: receive: the position after the urgent byte, or 0 |
-//! | 64 | 8 | application | `index`: receive: head, the end of consumed bytes; transmit: tail, of written bytes |
-//! | 72 | 4 | application | `writing`: transmit: 1 while the application uses the room below `limit` |
-//! | 80 | 8 | application | `claims`: transmit: writes in progress: see [`crate::app::Turn`] |
-//! | 88 | 8 | application | `held_from`: transmit: from here on short segments wait for more data |
-//! | 96 | 8 | application | `held_to`: transmit: short segments wait until more than this is written |
-//! | 104 | 8 | application | `wanted`: transmit: the position up to which the application wants to write |
-//! | 112 | 4 | application | `asks`: transmit: the number of times that `wanted` was stored |
-//! | 120 | 8 | application | `urgent_end`: end of an urgent byte: transmit: newest; receive: last `MSG_OOB` read |
-//!
-//! **Order.** The stack stores `p0`, `small`, `table` and the table's entries, and then `edge` or `limit` with release
-//! ordering. The application loads `edge` or `limit` with acquire ordering, and the others only if there are bytes.
-//! Therefore it knows `p0` and the table before it sees a position beyond `p0`.
-//!
-//! **Taking back.** `limit` decreases in one case only: the FIFO is empty, and its blocks are needed elsewhere. The
-//! application may be about to write to them, so each side stores its word, executes a full fence, and loads the
-//! other's word. Either the application sees the lower limit, or the stack sees `writing` and leaves the blocks in
-//! place.
-//!
-//! **More data to come** (`MSG_MORE`, `TCP_CORK`). The application stores `held_from` and `held_to` before the `index`
-//! of these bytes. The stack loads them after `index`, so it never sends a short segment too early. A cork has no end:
-//! `held_to` is [`CORKED`].
-//!
-//! **Requests for room.** A session has few blocks until it needs more, even with a large `buffer`. An application that
-//! needs more room stores `wanted`, increments `asks`, marks the session and waits for `answered`: see [`Slot::want`].
-//!
-//! The stack loads `index`, `writing`, `held_from`, `held_to`, `wanted` and `asks`. It never loads its own words.
+//! A direction has a cache line for each writer: see `slot/half.rs`.
 
+mod half;
 mod kept;
-#[cfg(all(loom, test))]
-mod loom_model;
 
 use core::ops::Range;
 
-use crate::layout::NEVER;
-use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::wake::Wake;
+pub use half::{Ask, CORKED};
+pub(crate) use half::{Half, Map};
 pub use kept::{Kept, OPTIONS, number};
 
 /// Length of a slot in bytes.
 pub const SLOT: usize = 512;
-/// `held_to` while `TCP_CORK` is set.
-pub const CORKED: u64 = u64::MAX;
 
 /// A session's slot. Every byte is part of an atomic, so a reference to it allows concurrent writes by others.
 #[derive(Debug)]
@@ -90,13 +49,6 @@ pub mod flags {
     pub const ENDED: u32 = 1;
     /// The session has ended: received data can still be read, then `error` is reported.
     pub const OVER: u32 = 2;
-}
-
-/// A request for room.
-#[derive(Clone, Copy, Debug)]
-pub struct Ask {
-    number: u32,
-    len: usize,
 }
 
 /// States of a session.
@@ -234,33 +186,6 @@ impl Wishes {
     }
 }
 
-/// One direction of a slot.
-#[derive(Debug)]
-#[repr(C, align(64))]
-pub(crate) struct Half {
-    edge: AtomicU64,
-    limit: AtomicU64,
-    p0: AtomicU64,
-    small: AtomicU32,
-    table: AtomicU32,
-    buffer: AtomicU64,
-    answered: AtomicU32,
-    mtu: AtomicU32,
-    undelivered: AtomicU32,
-    stack_rest: [AtomicU32; 1],
-    urgent: AtomicU64,
-    index: AtomicU64,
-    writing: AtomicU32,
-    gap: AtomicU32,
-    pub(crate) claims: AtomicU64,
-    held_from: AtomicU64,
-    held_to: AtomicU64,
-    wanted: AtomicU64,
-    asks: AtomicU32,
-    app_rest: [AtomicU32; 1],
-    urgent_end: AtomicU64,
-}
-
 // Loom's atomics are larger than the real ones.
 #[cfg(not(all(loom, test)))]
 const _: () = {
@@ -269,32 +194,7 @@ const _: () = {
     assert!(offset_of!(Slot, state) == 0 && offset_of!(Slot, flags) == 4 && offset_of!(Slot, identity) == 8);
     assert!(offset_of!(Slot, rx) == 64 && offset_of!(Slot, tx) == 192 && offset_of!(Slot, wake) == 320);
     assert!(offset_of!(Slot, wishes) == 384 && offset_of!(Slot, kept) == 448);
-    assert!(size_of::<Half>() == 128);
-    assert!(offset_of!(Half, edge) == 0 && offset_of!(Half, limit) == 8 && offset_of!(Half, p0) == 16);
-    assert!(offset_of!(Half, small) == 24 && offset_of!(Half, table) == 28);
-    assert!(offset_of!(Half, urgent) == 56);
-    assert!(offset_of!(Half, index) == 64 && offset_of!(Half, writing) == 72);
-    assert!(offset_of!(Half, claims) == 80);
-    assert!(offset_of!(Half, held_from) == 88 && offset_of!(Half, held_to) == 96);
-    assert!(offset_of!(Half, wanted) == 104 && offset_of!(Half, asks) == 112);
-    assert!(offset_of!(Half, urgent_end) == 120);
-    assert!(offset_of!(Half, buffer) == 32 && offset_of!(Half, answered) == 40);
 };
-
-/// The location of a direction's bytes: see [`crate::layout`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Map {
-    pub(crate) p0: u64,
-    /// Page of the small block, or 0.
-    pub(crate) small: u32,
-    /// Place of the table, or 0.
-    pub(crate) table: u32,
-}
-
-impl Map {
-    /// The map of a FIFO without blocks.
-    pub(crate) const EMPTY: Self = Self { p0: NEVER, small: 0, table: 0 };
-}
 
 impl Slot {
     /// Returns the session's state, as numbered by the stack, for the application.
@@ -326,7 +226,7 @@ impl Slot {
     /// Sets or clears `TCP_CORK`: while set, a short last segment waits. The caller marks the session afterwards.
     pub fn cork(&self, on: bool) {
         if !on {
-            self.tx.held_to.store(0, Ordering::Release);
+            self.tx.uncork();
             self.wishes.options.fetch_and(!wish::CORK, Ordering::AcqRel);
         } else if self.wishes.options.fetch_or(wish::CORK, Ordering::AcqRel) & wish::CORK == 0 {
             self.tx.hold(self.tx.index(), CORKED);
@@ -342,7 +242,7 @@ impl Slot {
 
     /// Holds `range`, which a call with `MSG_MORE` has written. The caller stores the index afterwards.
     pub fn expect_more(&self, range: Range<u64>) {
-        if self.tx.held_to.load(Ordering::Relaxed) != CORKED {
+        if !self.tx.is_corked() {
             self.tx.hold(range.start, range.end);
         }
     }
@@ -350,21 +250,18 @@ impl Slot {
     /// Releases all data written so far from a cork (`TCP_NODELAY` was set, or the FIFO is full). The caller marks the
     /// session afterwards.
     pub fn push(&self) {
-        self.tx.held_from.store(self.tx.index(), Ordering::Release);
+        self.tx.push();
     }
 
     /// Requests blocks for `len` more bytes, if the buffer has room for some of them and blocks are missing. The
     /// application marks the session afterwards; [`Slot::is_answered`] shows the answer.
     pub fn want(&self, len: usize) -> Option<Ask> {
-        self.lacks(len).then(|| {
-            self.tx.wanted.store(self.tx.index().saturating_add(len as u64), Ordering::Relaxed);
-            Ask { number: self.tx.asks.fetch_add(1, Ordering::Release).wrapping_add(1), len }
-        })
+        self.tx.want(len)
     }
 
     /// Returns whether the stack has answered, or has already granted blocks.
     pub fn is_answered(&self, ask: &Ask) -> bool {
-        self.tx.answered.load(Ordering::Acquire) == ask.number || !self.lacks(ask.len)
+        self.tx.is_answered(ask)
     }
 
     /// Returns whether the stack has freed all written bytes.
@@ -374,19 +271,18 @@ impl Slot {
 
     /// Returns whether blocks are missing for `len` more bytes for which the buffer has room.
     pub fn lacks(&self, len: usize) -> bool {
-        let buffer = self.tx.edge().saturating_add(self.tx.buffer.load(Ordering::Relaxed));
-        self.tx.limit() < self.tx.index().saturating_add(len as u64).min(buffer)
+        self.tx.lacks(len)
     }
 
     /// Returns the path MTU to a datagram socket's peer, which the stack stores. Without a peer it is the largest MTU
     /// of all interfaces.
     pub fn mtu(&self) -> &AtomicU32 {
-        &self.tx.mtu
+        self.tx.mtu()
     }
 
     /// Returns the number of errors in a datagram socket's error queue.
     pub fn undelivered(&self) -> &AtomicU32 {
-        &self.tx.undelivered
+        self.tx.undelivered()
     }
 
     /// Returns whether a datagram socket has an error that no call has returned.
@@ -402,13 +298,13 @@ impl Slot {
 
     /// Returns the position of the urgent byte, if there is one.
     pub fn urgent(&self) -> Option<u64> {
-        self.rx.urgent.load(Ordering::Acquire).checked_sub(1)
+        self.rx.urgent().checked_sub(1)
     }
 
     /// Returns the position of an urgent byte that was neither read nor passed by a read. It may not have arrived yet.
     pub fn unread_urgent(&self) -> Option<u64> {
-        let end = self.rx.urgent.load(Ordering::Acquire);
-        let read = self.rx.urgent_end.load(Ordering::Relaxed) == end || self.rx.index() >= end;
+        let end = self.rx.urgent();
+        let read = self.rx.urgent_end() == end || self.rx.index() >= end;
         end.checked_sub(1).filter(|_| !read)
     }
 
@@ -419,12 +315,12 @@ impl Slot {
 
     /// Records that the application has read the urgent byte with `MSG_OOB`.
     pub fn take_urgent(&self, position: u64) {
-        self.rx.urgent_end.store(position.wrapping_add(1), Ordering::Relaxed);
+        self.rx.set_urgent_end(position.wrapping_add(1));
     }
 
     /// Makes the byte before `end` urgent, for the application, which stores the index afterwards.
     pub fn urge(&self, end: u64) {
-        self.tx.urgent_end.store(end, Ordering::Relaxed);
+        self.tx.set_urgent_end(end);
     }
 
     /// Initialises the slot for a new session: nothing in either direction, no blocks.
@@ -439,162 +335,5 @@ impl Slot {
         self.wake.reset();
         self.rx.reset();
         self.tx.reset();
-    }
-}
-
-impl Half {
-    fn reset(&self) {
-        let words = [&self.edge, &self.limit, &self.buffer, &self.index, &self.claims, &self.wanted];
-        for word in words.into_iter().chain([&self.held_from, &self.held_to, &self.urgent, &self.urgent_end])
-        {
-            word.store(0, Ordering::Relaxed);
-        }
-        let words = [&self.answered, &self.mtu, &self.undelivered, &self.writing, &self.gap, &self.asks];
-        for word in words.into_iter().chain(&self.stack_rest).chain(&self.app_rest) {
-            word.store(0, Ordering::Relaxed);
-        }
-        self.describe(Map::EMPTY);
-    }
-
-    /// Stores the location of the bytes, for the stack. The application loads it after the next [`Half::publish`] or
-    /// [`Half::allow`].
-    #[inline]
-    pub(crate) fn describe(&self, map: Map) {
-        self.p0.store(map.p0, Ordering::Relaxed);
-        self.small.store(map.small, Ordering::Relaxed);
-        self.table.store(map.table, Ordering::Relaxed);
-    }
-
-    /// Publishes the stack's edge, and everything that it stored before.
-    #[inline(always)]
-    pub(crate) fn publish(&self, edge: u64) {
-        self.edge.store(edge, Ordering::Release);
-    }
-
-    /// Lets the application write up to `limit`.
-    #[inline(always)]
-    pub(crate) fn allow(&self, limit: u64) {
-        self.limit.store(limit, Ordering::Release);
-    }
-
-    /// Stores the size of the buffer, for the stack.
-    pub(crate) fn set_buffer(&self, bytes: u64) {
-        self.buffer.store(bytes, Ordering::Relaxed);
-    }
-
-    /// Returns the number of the application's requests, and the requested position, unchecked.
-    pub(crate) fn asked(&self) -> (u32, u64) {
-        (self.asks.load(Ordering::Acquire), self.wanted.load(Ordering::Relaxed))
-    }
-
-    /// Stores the number of the answered request, for the stack.
-    pub(crate) fn answer(&self, asks: u32) {
-        self.answered.store(asks, Ordering::Release);
-    }
-
-    /// Returns the application's current index, unchecked.
-    #[inline(always)]
-    pub(crate) fn index(&self) -> u64 {
-        self.index.load(Ordering::Acquire)
-    }
-
-    /// Makes short segments wait from `from` on, or from the start of an adjacent held part, until more than `to` is
-    /// written.
-    fn hold(&self, from: u64, to: u64) {
-        if self.held_to.load(Ordering::Relaxed) != from {
-            self.held_from.store(from, Ordering::Relaxed);
-        }
-        self.held_to.store(to, Ordering::Release);
-    }
-
-    /// Returns the position after the newest urgent byte that the application has written, unchecked.
-    #[inline]
-    pub(crate) fn urgent_end(&self) -> u64 {
-        self.urgent_end.load(Ordering::Relaxed)
-    }
-
-    /// Stores the position of an urgent byte, for the stack, which commits the byte afterwards.
-    pub(crate) fn mark_urgent(&self, position: u64) {
-        self.urgent.store(position.wrapping_add(1), Ordering::Release);
-    }
-
-    /// Returns the application's index, with the matching `held_from` and `held_to`, unchecked.
-    #[inline]
-    pub(crate) fn written(&self) -> (u64, Range<u64>) {
-        let mut index = self.index();
-        // The stack does not wait for an application that writes continuously. In this case a segment may be short.
-        for _ in 0..2 {
-            let to = self.held_to.load(Ordering::Acquire);
-            let held = self.held_from.load(Ordering::Acquire)..to;
-            let now = self.index();
-            if now == index {
-                return (index, held);
-            }
-            index = now;
-        }
-        (index, 0..0)
-    }
-
-    /// Takes back the room between `tail`, the last data that the stack has seen, and `limit`. Returns `false` if the
-    /// application is writing or has written, and keeps the room.
-    pub(crate) fn revoke(&self, tail: u64, limit: u64) -> bool {
-        self.limit.store(tail, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        // Loaded before the tail, because a writer stores the tail before it clears `writing`.
-        let writing = self.writing.load(Ordering::Acquire) != 0;
-        if writing || self.index.load(Ordering::Acquire) != tail {
-            self.limit.store(limit, Ordering::Release);
-            return false;
-        }
-        true
-    }
-
-    /// Returns the stack's edge, for the application, and makes everything visible that the stack stored before.
-    #[inline(always)]
-    pub(crate) fn edge(&self) -> u64 {
-        self.edge.load(Ordering::Acquire)
-    }
-
-    /// Returns the limit, for the application. The stack may take it back before its use, unless both are between
-    /// [`Half::start_writing`] and [`Half::stop_writing`].
-    #[inline(always)]
-    pub(crate) fn limit(&self) -> u64 {
-        self.limit.load(Ordering::Acquire)
-    }
-
-    /// Returns the location of the bytes, for the application, unchecked.
-    #[inline(always)]
-    pub(crate) fn map(&self) -> Map {
-        Map {
-            p0: self.p0.load(Ordering::Relaxed),
-            small: self.small.load(Ordering::Relaxed),
-            table: self.table.load(Ordering::Relaxed),
-        }
-    }
-
-    /// Publishes the application's index, after its reads or writes below it.
-    #[inline(always)]
-    pub(crate) fn set_index(&self, index: u64) {
-        self.index.store(index, Ordering::Release);
-    }
-
-    /// Publishes the application's index if it still is `from`.
-    #[inline(always)]
-    pub(crate) fn move_index(&self, from: u64, to: u64) -> bool {
-        self.index.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-    }
-
-    /// Announces that the application uses the room below the limit, until [`Half::stop_writing`]. Returns the limit.
-    #[inline(always)]
-    pub(crate) fn start_writing(&self) -> u64 {
-        self.writing.store(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        self.limit()
-    }
-
-    /// Announces that the application no longer uses the room below the limit. It has published its index before.
-    #[inline(always)]
-    pub(crate) fn stop_writing(&self) {
-        self.writing.store(0, Ordering::Release);
     }
 }

@@ -181,8 +181,8 @@ fn inside(base: NonNull<u8>, pieces: impl Iterator<Item = (NonNull<u8>, usize)>,
 
 /// Returns the address of page 0.
 fn base(arena: &mut Arena) -> NonNull<u8> {
-    let block = arena.take_small().unwrap();
-    arena.give_small(block);
+    let block = arena.take_large().unwrap();
+    arena.give_large(block);
     // SAFETY: the arena has one segment, and the block's page is counted from its start.
     unsafe { arena.address(block).sub(block.page() as usize * PAGE) }
 }

@@ -87,7 +87,7 @@ pub use cookie::CookieCounts;
 pub use counts::StackCounts;
 pub use iface::{IfaceConfig, Origin, Prefix, Route};
 pub use iface_info::{AddressInfo, IfaceInfo};
-pub use info::{Info, ListenerInfo};
+pub use info::{Info, ListenerInfo, RecoveryInfo};
 pub(crate) use ip::destination;
 pub use ip::sum_end;
 pub use joined::MulticastDatagram;

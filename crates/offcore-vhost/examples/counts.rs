@@ -94,11 +94,16 @@ impl Shape {
 }
 
 /// The mode and, for `auto`, its decision.
-type Copying = (Mode, Way);
-const CPU: Copying = (Mode::Cpu, Way::Core);
-const OFFLOAD: Copying = (Mode::Offload, Way::Engine);
-const AUTO_CORE: Copying = (Mode::Auto, Way::Core);
-const AUTO_ENGINE: Copying = (Mode::Auto, Way::Engine);
+#[derive(Clone, Copy)]
+struct Copying {
+    mode: Mode,
+    way: Way,
+}
+
+const CPU: Copying = Copying { mode: Mode::Cpu, way: Way::Core };
+const OFFLOAD: Copying = Copying { mode: Mode::Offload, way: Way::Engine };
+const AUTO_CORE: Copying = Copying { mode: Mode::Auto, way: Way::Core };
+const AUTO_ENGINE: Copying = Copying { mode: Mode::Auto, way: Way::Engine };
 
 /// Packets per burst.
 const PACKETS: usize = 32;
@@ -162,14 +167,14 @@ fn bursts(mut burst: impl FnMut(bool) -> usize) -> usize {
 /// begun, during which copies are not timed.
 fn bursts_of(
     worker: &mut Worker,
-    (mode, wanted): Copying,
+    copying: Copying,
     mut burst: impl FnMut(&mut Worker, Run) -> usize,
 ) -> usize {
-    if mode != Mode::Auto {
+    if copying.mode != Mode::Auto {
         return bursts(|count| burst(worker, Run { count, dear: None }));
     }
     let queue = worker.mover.queues().next().expect("the virtqueue has a queue");
-    let ways: &[Way] = if wanted == Way::Core { &[Way::Engine, Way::Core] } else { &[Way::Engine] };
+    let ways: &[Way] = if copying.way == Way::Core { &[Way::Engine, Way::Core] } else { &[Way::Engine] };
     for &way in ways {
         let dear = Some(if way == Way::Core { Way::Engine } else { Way::Core });
         // All copies belong to the same size class.
@@ -306,7 +311,7 @@ fn table(index: usize) -> u64 {
 /// Packets from the guest. An engine has made the copies by the second round.
 fn dequeue(packed: bool, copying: Copying, shape: Shape) -> usize {
     let (guest, (mut worker, channel, mut stepper)) = (Guest::with_rings(RING, packed), worker());
-    let cell = cell(&guest, 1, copying.0, channel, shape);
+    let cell = cell(&guest, 1, copying.mode, channel, shape);
     let mut dequeue = Dequeue::attach(&cell, &mut worker.mover).expect("the virtqueue is free");
     let (mut sender, mut received) = (Sender::new(&guest, shape), Burst::new());
     bursts_of(&mut worker, copying, |worker, Run { count, dear }| {
@@ -339,7 +344,7 @@ fn dequeue(packed: bool, copying: Copying, shape: Shape) -> usize {
 /// Packets to the guest. An engine makes the copies between two rounds.
 fn enqueue(packed: bool, copying: Copying, shape: Shape) -> usize {
     let (guest, (mut worker, channel, mut stepper)) = (Guest::with_rings(RING, packed), worker());
-    let cell = cell(&guest, 0, copying.0, channel, shape);
+    let cell = cell(&guest, 0, copying.mode, channel, shape);
     let mut enqueue = Enqueue::attach(&cell, &mut worker.mover).expect("the virtqueue is free");
     let mut receiver = Receiver::new(&guest, BUFFER as u32);
     bursts_of(&mut worker, copying, |worker, Run { count, dear }| {

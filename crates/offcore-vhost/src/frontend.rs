@@ -38,7 +38,7 @@ use crate::passed::{Errands, PassedFd};
 
 pub use error::FrontEndError;
 use queue::RingMemory;
-pub use queue::{DriverQueue, RingPlace, ring_parts};
+pub use queue::{DriverQueue, RingPlace, ring_areas};
 
 /// Interval between attempts to connect.
 const RETRY: Duration = Duration::from_millis(50);

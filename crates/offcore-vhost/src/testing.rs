@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::features::{
-    VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1,
-    VIRTIO_NET_F_MRG_RXBUF,
+    VIRTIO_F_INDIRECT_DESC, VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1, VIRTIO_NET_F_MRG_RXBUF,
 };
 use crate::{VringCell, VringConfig};
 use offcore_dma::core::CoreDevice;
@@ -15,7 +14,7 @@ use offcore_dma::fault::{Faults, FaultyChannel};
 use offcore_dma::{ChannelId, Context, Device, Mover};
 use offcore_mem::testing::guest_regions;
 use offcore_mem::{Burst, GuestMemory, Hugepages, Pool, PoolCache};
-use offcore_ring::{Layout, device::Direction, driver};
+use offcore_ring::{Areas, Layout, device::Direction, driver};
 use offcore_stats::{StageClock, tsc};
 
 /// Guest physical address of the buffers. The rings are at lower addresses.
@@ -56,9 +55,12 @@ impl Guest {
     pub fn with_rings(size: u16, packed: bool) -> Self {
         let memory = guest_regions([(GUEST, USER, MEMORY)]);
         let at = |offset: u64| USER + offset;
-        let ring = |parts| Layout::in_memory(&memory, parts, size.into(), packed).unwrap();
-        let layout = ring((at(0), at(0x8_0000), at(0xa_0000)));
-        let tx_layout = ring((at(0x4_0000), at(0x9_0000), at(0xc_0000)));
+        let ring = |descriptors, driver, device| {
+            let areas = Areas { descriptors: at(descriptors), driver: at(driver), device: at(device) };
+            Layout::in_memory(&memory, areas, size.into(), packed).unwrap()
+        };
+        let layout = ring(0, 0x8_0000, 0xa_0000);
+        let tx_layout = ring(0x4_0000, 0x9_0000, 0xc_0000);
         Self { memory, layout, tx_layout }
     }
 
@@ -116,8 +118,6 @@ impl Guest {
 
 /// Features of a driver that supports mergeable buffers and indirect descriptors.
 pub const FEATURES: u64 = VIRTIO_F_VERSION_1 | VIRTIO_NET_F_MRG_RXBUF | VIRTIO_F_INDIRECT_DESC;
-/// [`FEATURES`] and EVENT_IDX.
-pub const FEATURES_EVENT: u64 = FEATURES | VIRTIO_F_EVENT_IDX;
 
 /// State of a worker.
 #[derive(Debug)]

@@ -16,6 +16,9 @@ use offcore_vhost::vring::Arm;
 use offcore_vhost::{Dequeue, Enqueue, VringCell, VringConfig};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
+/// [`FEATURES`] and EVENT_IDX.
+const FEATURES_EVENT: u64 = FEATURES | VIRTIO_F_EVENT_IDX;
+
 struct ToGuest {
     guest: Guest,
     worker: Worker,

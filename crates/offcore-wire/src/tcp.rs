@@ -1,10 +1,6 @@
 //! TCP (RFC 9293): parsing and writing the header and its options.
 
-use std::{
-    fmt,
-    net::{Ipv4Addr, Ipv6Addr},
-    ops::BitOr,
-};
+use std::{fmt, net::Ipv4Addr, ops::BitOr};
 
 use crate::{
     checksum::Sum,
@@ -195,13 +191,6 @@ impl<'a> TcpSegment<'a> {
         // An IPv4 payload has at most 65515 bytes, so a longer slice is not part of an IPv4 packet.
         let Ok(len) = u16::try_from(self.segment_len()) else { return false };
         (Sum::pseudo_v4(src, dst, IpProtocol::TCP, len) + self.sum()).is_valid()
-    }
-
-    /// Returns whether the checksum is right between these IPv6 addresses.
-    #[inline]
-    pub fn verify_checksum_v6(&self, src: Ipv6Addr, dst: Ipv6Addr) -> bool {
-        let Ok(len) = u32::try_from(self.segment_len()) else { return false };
-        (Sum::pseudo_v6(src, dst, IpProtocol::TCP, len) + self.sum()).is_valid()
     }
 
     #[inline]

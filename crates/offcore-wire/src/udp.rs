@@ -1,6 +1,6 @@
 //! UDP (RFC 768).
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::Ipv4Addr;
 
 use crate::{
     checksum::Sum,
@@ -81,13 +81,6 @@ impl<'a> UdpDatagram<'a> {
     pub fn verify_checksum_v4(&self, src: Ipv4Addr, dst: Ipv4Addr) -> bool {
         let pseudo = Sum::pseudo_v4(src, dst, IpProtocol::UDP, self.length());
         self.checksum() == 0 || (pseudo + self.sum()).is_valid()
-    }
-
-    /// Returns whether the checksum is right between these IPv6 addresses. It is mandatory over IPv6 (RFC 8200, 8.1).
-    #[inline]
-    pub fn verify_checksum_v6(&self, src: Ipv6Addr, dst: Ipv6Addr) -> bool {
-        let pseudo = Sum::pseudo_v6(src, dst, IpProtocol::UDP, u32::from(self.length()));
-        self.checksum() != 0 && (pseudo + self.sum()).is_valid()
     }
 
     #[inline]

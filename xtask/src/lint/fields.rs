@@ -1,8 +1,6 @@
 //! Checks that structs have few named fields. A larger struct of plain counters, figures, settings or a C layout has a
 //! line `// fields-ok: REASON` directly above `struct`.
 
-use std::path::Path;
-
 use syn::visit::{self, Visit};
 use syn::{Fields, ItemStruct};
 
@@ -12,13 +10,6 @@ use super::source::{Line, Source};
 /// Maximum number of named fields of a struct.
 const MOST: usize = 16;
 const MARK: &str = "fields-ok:";
-
-/// Larger structs without a reason, by path and name. No struct may be added.
-const KNOWN: [(&str, &str); 3] = [
-    ("crates/offcore-session/src/slot.rs", "Half"),
-    ("crates/offcore-tcp/src/proto/info.rs", "Info"),
-    ("crates/offcore-tcp/tests/stack/host.rs", "Host"),
-];
 
 /// Checks the structs of one file.
 pub(super) fn check(source: &Source, file: &syn::File) -> Vec<Finding> {
@@ -42,7 +33,7 @@ impl<'ast> Visit<'ast> for Structs<'_> {
         let text = match above.and_then(reason) {
             Some("") => format!("expected a reason: // {MARK} REASON"),
             Some(_) if count <= MOST => format!("{name} has {count} fields: remove the comment {MARK}"),
-            None if count > MOST && !is_known(&self.source.path, &name) => {
+            None if count > MOST => {
                 format!("{name} has {count} fields, at most {MOST}: group related ones in structs")
             }
             _ => return,
@@ -57,24 +48,20 @@ fn reason(line: &Line) -> Option<&str> {
     comment.trim().strip_prefix(MARK).map(str::trim).filter(|_| line.code.trim().is_empty())
 }
 
-fn is_known(path: &Path, name: &str) -> bool {
-    KNOWN.iter().any(|(dir, known)| path.starts_with(dir) && name == *known)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn findings(path: &str, above: &str, name: &str, count: usize) -> Vec<String> {
+    fn findings(above: &str, count: usize) -> Vec<String> {
         let fields: String = (0..count).map(|number| format!("    f{number}: u8,\n")).collect();
-        let text = format!("fn f() {{}}\n{above}struct {name} {{\n{fields}}}\n");
-        let (source, file) = Source::parse(path.into(), &text).unwrap();
+        let text = format!("fn f() {{}}\n{above}struct A {{\n{fields}}}\n");
+        let (source, file) = Source::parse("a.rs".into(), &text).unwrap();
         check(&source, &file).into_iter().map(|finding| finding.text).collect()
     }
 
     #[test]
     fn large_structs_need_a_reason() {
-        let of = |above: &str, count| findings("crates/a.rs", above, "A", count);
+        let of = findings;
         assert_eq!(of("", MOST), [""; 0]);
         assert!(of("", MOST + 1)[0].contains("A has 17 fields"));
         assert!(of("#[derive(Debug)]\n", MOST + 1)[0].contains("A has 17 fields"));
@@ -82,13 +69,5 @@ mod tests {
         assert!(of("// fields-ok:\n", MOST + 1)[0].contains("expected a reason"));
         assert!(of("// fields-ok: plain counters\n", MOST)[0].contains("remove the comment"));
         assert!(of("// fields-ok: plain counters\n#[derive(Debug)]\n", MOST + 1)[0].contains("17 fields"));
-    }
-
-    #[test]
-    fn known_structs_are_excepted_by_path() {
-        let slot = "crates/offcore-session/src/slot.rs";
-        assert_eq!(findings(slot, "", "Half", MOST + 1), [""; 0]);
-        assert_eq!(findings(slot, "", "Whole", MOST + 1).len(), 1);
-        assert_eq!(findings("crates/offcore-session/src/app.rs", "", "Half", MOST + 1).len(), 1);
     }
 }

@@ -10,20 +10,7 @@ use super::allowed::{Known, beyond_allowed};
 use super::source::Source;
 
 /// Paths with such parameters, and their number, which may only decrease.
-const KNOWN: [Known; 12] = [
-    ("crates/offcore-flow/src/host/serve", 3),
-    ("crates/offcore", 1),
-    ("crates/offcore-bench", 34),
-    ("crates/offcore-flow", 1),
-    ("crates/offcore-gpu", 5),
-    ("crates/offcore-mem", 1),
-    ("crates/offcore-port", 4),
-    ("crates/offcore-ring", 3),
-    ("crates/offcore-tcp", 1),
-    ("crates/offcore-vhost", 1),
-    ("crates/offcore-wire", 1),
-    ("tests", 1),
-];
+const KNOWN: [Known; 1] = [("crates/offcore-tcp", 1)];
 
 /// Returns the parameters of one file whose pattern is a tuple.
 pub(super) fn find(source: &Source, file: &syn::File) -> Vec<Finding> {

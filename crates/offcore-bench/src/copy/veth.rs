@@ -111,7 +111,7 @@ impl VethOptions {
     /// Returns a missing requirement of this machine, if any.
     pub fn missing(&self) -> Option<String> {
         let testpmd = [("dpdk-testpmd", "dpdk-dev")];
-        netns::missing((self.lcore, self.other_lcore), if self.testpmd { &testpmd } else { &[] })
+        netns::missing(self.lcore, self.other_lcore, if self.testpmd { &testpmd } else { &[] })
     }
 }
 

@@ -124,7 +124,7 @@ fn cell(options: &Options, sharing: Sharing, size: usize, batch: usize) -> Resul
             .map(|(channel, &lcore)| {
                 let (step, meeting) = (&step, &meeting);
                 scope.spawn(move || {
-                    let result = worker(options, (size, batch), channel, lcore, meeting, step);
+                    let result = worker(options, size, batch, channel, lcore, meeting, step);
                     if result.is_err() {
                         meeting.cancelled.store(true, Ordering::Relaxed);
                     }
@@ -155,7 +155,8 @@ fn cell(options: &Options, sharing: Sharing, size: usize, batch: usize) -> Resul
 /// Runs the rounds of a worker.
 fn worker(
     options: &Options,
-    (size, batch): (usize, usize),
+    size: usize,
+    batch: usize,
     channel: Box<dyn Channel>,
     lcore: usize,
     meeting: &Meeting,

@@ -17,10 +17,13 @@ use super::window::{Plan, Seen};
 /// Measures `work` on `packets` on `lcore` for `length`. Before that, runs the work once and checks all packets against
 /// `check`.
 pub(super) fn measure(
-    (work, check): (&CpuWork, Check<'_>),
-    (pool, packets): (&'static Pool, &mut [Packet]),
+    work: &CpuWork,
+    check: Check<'_>,
+    pool: &'static Pool,
+    packets: &mut [Packet],
     plan: Plan,
-    (lcore, length): (usize, Duration),
+    lcore: usize,
+    length: Duration,
 ) -> Result<Seen> {
     let on_lcore = || -> Result<Seen> {
         lcore::pin(lcore)?;
@@ -80,7 +83,7 @@ mod tests {
         let work = CpuWork::new(work.0, work.1, SKIP as u32, 0, None).unwrap();
         let check = Check { content: &content, len: 100, swapped, results: &[] };
         let lcore = lcore::available().unwrap()[0];
-        measure((&work, check), (pool, &mut packets), plan, (lcore, Duration::ZERO))
+        measure(&work, check, pool, &mut packets, plan, lcore, Duration::ZERO)
     }
 
     #[test]

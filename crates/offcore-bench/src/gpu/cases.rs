@@ -40,7 +40,8 @@ pub(super) fn groups(options: &Options, case: Case) -> Vec<Group> {
 /// Returns a subject with the defaults of most cases.
 fn subject(
     options: &Options,
-    (workload, memory): (Workload, Memory),
+    workload: Workload,
+    memory: Memory,
     work: WorkKind,
     frame: usize,
     bursts: &[usize],
@@ -57,11 +58,11 @@ fn fewer(options: &Options) -> usize {
 fn io_groups(options: &Options) -> Vec<Group> {
     let bursts = options.bursts_or(&[BURST], &[BURST]);
     let group = |&frame: &usize| {
-        let of = |who| subject(options, who, WorkKind::Nothing, frame, &bursts);
-        let mut subjects = vec![of((Workload::None, Memory::Host))];
+        let of = |workload, memory| subject(options, workload, memory, WorkKind::Nothing, frame, &bursts);
+        let mut subjects = vec![of(Workload::None, Memory::Host)];
         if options.memories.contains(&Memory::Gpu) {
             // A device has to move the packets there.
-            subjects.push(of((Workload::Device(Launch::Persistent), Memory::Gpu)));
+            subjects.push(of(Workload::Device(Launch::Persistent), Memory::Gpu));
         }
         Group { name: format!("io, {frame} B"), subjects, each: 1, windows: options.windows.count }
     };
@@ -70,10 +71,10 @@ fn io_groups(options: &Options) -> Vec<Group> {
 
 fn workload_groups(options: &Options) -> Vec<Group> {
     let group = |burst| {
-        let of = |who| subject(options, who, WorkKind::Swap, FRAME, &[burst]);
-        let mut subjects = vec![of((Workload::None, Memory::Host)), of((Workload::Cpu, Memory::Host))];
+        let of = |workload, memory| subject(options, workload, memory, WorkKind::Swap, FRAME, &[burst]);
+        let mut subjects = vec![of(Workload::None, Memory::Host), of(Workload::Cpu, Memory::Host)];
         for &memory in &options.memories {
-            subjects.extend(Workload::DEVICE.map(|workload| of((workload, memory))));
+            subjects.extend(Workload::DEVICE.map(|workload| of(workload, memory)));
         }
         Group { name: format!("workload, burst {burst}"), subjects, each: 1, windows: options.windows.count }
     };
@@ -84,11 +85,11 @@ fn forced_groups(options: &Options) -> Vec<Group> {
     let times = if options.quick { &QUICK_FORCED[..] } else { &FORCED[..] };
     let memory = options.first_memory();
     let group = |burst| {
-        let of = |who| subject(options, who, WorkKind::Swap, FRAME, &[burst]);
-        let mut subjects = vec![of((Workload::None, Memory::Host))];
+        let of = |workload, memory| subject(options, workload, memory, WorkKind::Swap, FRAME, &[burst]);
+        let mut subjects = vec![of(Workload::None, Memory::Host)];
         for &forced_ns in times {
-            subjects.push(Subject { forced_ns, ..of((Workload::Cpu, Memory::Host)) });
-            let device = |workload| Subject { forced_ns, ..of((workload, memory)) };
+            subjects.push(Subject { forced_ns, ..of(Workload::Cpu, Memory::Host) });
+            let device = |workload| Subject { forced_ns, ..of(workload, memory) };
             subjects.extend(Workload::DEVICE.map(device));
         }
         Group { name: format!("forced, burst {burst}"), subjects, each: 1, windows: fewer(options) }
@@ -102,14 +103,17 @@ fn break_even_groups(options: &Options) -> Vec<Group> {
     let memories = if options.quick { &options.memories[..1] } else { &options.memories[..] };
     let group = |(&work, is_first): (&WorkKind, bool)| {
         let blocks = options.blocks.unwrap_or(MANY_BLOCKS);
-        let of = |who| Subject { blocks, ..subject(options, who, work, PAYLOAD_FRAME, &bursts) };
-        let mut subjects = vec![of((Workload::Core, Memory::Host))];
+        let of = |workload, memory| Subject {
+            blocks,
+            ..subject(options, workload, memory, work, PAYLOAD_FRAME, &bursts)
+        };
+        let mut subjects = vec![of(Workload::Core, Memory::Host)];
         if is_first {
             // Workload `none` does not depend on the kind of work.
-            subjects.push(of((Workload::None, Memory::Host)));
+            subjects.push(of(Workload::None, Memory::Host));
         }
         for &memory in memories {
-            subjects.extend(Workload::DEVICE.map(|workload| of((workload, memory))));
+            subjects.extend(Workload::DEVICE.map(|workload| of(workload, memory)));
         }
         Group { name: format!("break-even, {}", work.name()), subjects, each: 1, windows: fewer(options) }
     };

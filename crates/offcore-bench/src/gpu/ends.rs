@@ -208,8 +208,7 @@ pub(super) struct Verifier {
     first: u64,
     scratch: Vec<u8>,
     seen: Seen,
-    /// TSC at the start of counting and at the last counted burst, and number of packets in between.
-    counted: Option<(u64, u64, u64)>,
+    counted: Option<Counted>,
     error: Option<anyhow::Error>,
     /// Number of the next packet at the last check for progress, and time of the last progress.
     progress: (u64, Instant),
@@ -262,10 +261,10 @@ impl Verifier {
             };
             let marked = matches!(window.plan.traffic, Traffic::EveryOne(_));
             let checked = if marked {
-                let by = (self.pool, self.known.work.as_deref());
-                every_one(&check, by, done.packets, done.results, self.next, &mut self.scratch)
+                let work = self.known.work.as_deref();
+                every_one(&check, self.pool, work, done.packets, done.results, self.next, &mut self.scratch)
             } else {
-                sampled(&check, done.packets, done.results, (self.next, self.first), &mut self.scratch)
+                sampled(&check, done.packets, done.results, self.next, self.first, &mut self.scratch)
             };
             match checked {
                 Ok(verified) => self.seen.verified += verified,
@@ -280,40 +279,43 @@ impl Verifier {
         let retiring = tsc::now();
         self.back.retire();
         let taken = now.wrapping_sub(begun) + tsc::now().wrapping_sub(retiring);
-        let first = self.next;
+        if window.phase() == Phase::Measured {
+            self.count(window, pipeline, count as u64, submitted, now, taken);
+        }
         self.next += count as u64;
         self.seen.received += count as u64;
-        if window.phase() == Phase::Measured {
-            self.count(window, pipeline, (first, count), (submitted, now, taken));
-        }
         true
     }
 
-    /// Counts whole bursts, from the return of the first burst to the last. (See [`span`] for an exception.)
+    /// Counts a burst of `packets` packets, sent at `submitted` and returned at `returned`, which took `taken` ticks to
+    /// collect. Whole bursts count, from the return of the first burst to the last. (See [`Counted::span`] for an
+    /// exception.)
     #[inline(always)]
     fn count(
         &mut self,
         window: &Window,
         pipeline: usize,
-        (first, count): (u64, usize),
-        (submitted, now, taken): (u64, u64, u64),
+        packets: u64,
+        submitted: u64,
+        returned: u64,
+        taken: u64,
     ) {
-        let Some((_, last, packets)) = &mut self.counted else {
-            self.counted = Some((now, now, 0));
+        let Some(counted) = &mut self.counted else {
+            self.counted = Some(Counted { first: returned, last: returned, packets: 0 });
             return;
         };
-        *last = now;
-        *packets += count as u64;
+        counted.last = returned;
+        counted.packets += packets;
         self.seen.bursts += 1;
         self.seen.collects += taken;
         match window.plan.traffic {
             Traffic::Paced { interval, .. } => {
-                for number in first..first + count as u64 {
+                for number in self.next..self.next + packets {
                     let due = window.origin + ((number - self.first) as f64 * interval) as u64;
-                    self.seen.latencies.record(now.saturating_sub(due));
+                    self.seen.latencies.record(returned.saturating_sub(due));
                 }
             }
-            _ => self.seen.latencies.record(now.saturating_sub(submitted)),
+            _ => self.seen.latencies.record(returned.saturating_sub(submitted)),
         }
         window.has_counted(pipeline, self.seen.bursts);
     }
@@ -347,23 +349,33 @@ impl Verifier {
             bail!("the device has failed: {failure}");
         }
         let mut seen = std::mem::take(&mut self.seen);
-        if let Some((first, last, packets)) = self.counted
-            && last > first
-        {
-            seen.mpps = packets as f64 * 1e3 / tsc::to_ns(span((first, last), seen.bursts, window.ended()));
+        if let Some(counted) = self.counted.filter(|counted| counted.last > counted.first) {
+            let span = counted.span(seen.bursts, window.ended());
+            seen.mpps = counted.packets as f64 * 1e3 / tsc::to_ns(span);
         }
         Ok(seen)
     }
 }
 
-/// Returns the TSC ticks of `bursts` bursts that were counted after the burst at `first`, until the burst at `last`. If
-/// the last burst is older than two such bursts at the end of the window, the time until the end is included: the
-/// pipeline stalled, and the stall counts.
-fn span((first, last): (u64, u64), bursts: u64, ended: Option<u64>) -> u64 {
-    let (counted, each) = (last - first, (last - first) / bursts.max(1));
-    match ended {
-        Some(ended) if ended.saturating_sub(last) > 2 * each => ended - first,
-        _ => counted,
+/// TSC at the return of the first burst and of the last counted burst, and number of packets in between.
+#[derive(Clone, Copy, Debug)]
+struct Counted {
+    first: u64,
+    last: u64,
+    packets: u64,
+}
+
+impl Counted {
+    /// Returns the TSC ticks of `bursts` bursts that were counted after the first one. If the last burst is older than
+    /// two such bursts at the end of the window, the time until the end is included: the pipeline stalled, and the
+    /// stall counts.
+    fn span(self, bursts: u64, ended: Option<u64>) -> u64 {
+        let Self { first, last, .. } = self;
+        let each = (last - first) / bursts.max(1);
+        match ended {
+            Some(ended) if ended.saturating_sub(last) > 2 * each => ended - first,
+            _ => last - first,
+        }
     }
 }
 
@@ -373,7 +385,8 @@ fn sampled(
     check: &Check<'_>,
     packets: &[Packet],
     results: &[u32],
-    (first, windows_first): (u64, u64),
+    first: u64,
+    windows_first: u64,
     scratch: &mut Vec<u8>,
 ) -> Result<u64> {
     let fetch = |packet: &Packet| prefetch::read(packet.data().as_ptr());
@@ -397,14 +410,15 @@ fn sampled(
 /// Checks every byte and result of a burst.
 fn every_one(
     check: &Check<'_>,
-    by: (&Pool, Option<&CpuWork>),
+    pool: &Pool,
+    work: Option<&CpuWork>,
     packets: &mut [Packet],
     results: &[u32],
     first: u64,
     scratch: &mut Vec<u8>,
 ) -> Result<u64> {
     for ((packet, result), number) in packets.iter_mut().zip(results).zip(first..) {
-        check.marked(by, packet, (number, *result), scratch)?;
+        check.marked(pool, work, packet, number, *result, scratch)?;
     }
     Ok(packets.len() as u64)
 }
@@ -416,11 +430,12 @@ mod tests {
     #[test]
     fn final_stall_counts_in_window() {
         // Ten bursts, one every 100 ticks.
-        assert_eq!(span((1000, 2000), 10, None), 1000);
-        assert_eq!(span((1000, 2000), 10, Some(2150)), 1000);
-        assert_eq!(span((1000, 2000), 10, Some(2201)), 1201);
-        assert_eq!(span((1000, 2000), 10, Some(9000)), 8000);
+        let counted = Counted { first: 1000, last: 2000, packets: 640 };
+        assert_eq!(counted.span(10, None), 1000);
+        assert_eq!(counted.span(10, Some(2150)), 1000);
+        assert_eq!(counted.span(10, Some(2201)), 1201);
+        assert_eq!(counted.span(10, Some(9000)), 8000);
         // The last burst was counted just before the end was noticed.
-        assert_eq!(span((1000, 2000), 10, Some(1990)), 1000);
+        assert_eq!(counted.span(10, Some(1990)), 1000);
     }
 }

@@ -62,7 +62,7 @@ pub(super) fn measure(rig: &mut Rig<'_>, progress: &Progress, emit: &mut dyn FnM
             let cell = Cell { case: Case::Latency, subject, burst: subject.bursts[0] };
             let measured = LOADS.into_iter().zip(samples).filter(|(_, samples)| !samples.mpps.is_empty());
             for (load, samples) in measured {
-                emit(row(rig, cell, samples, (load, capacity)));
+                emit(row(rig, cell, samples, load, capacity));
             }
         }
     }

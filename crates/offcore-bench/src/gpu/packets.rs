@@ -178,9 +178,11 @@ impl Check<'_> {
     /// Performs all checks on a [marked](mark) packet, including its result, and then removes the mark.
     pub(super) fn marked(
         &self,
-        (pool, work): (&Pool, Option<&CpuWork>),
+        pool: &Pool,
+        work: Option<&CpuWork>,
         packet: &mut Packet,
-        (number, result): (u64, u32),
+        number: u64,
+        result: u32,
         scratch: &mut Vec<u8>,
     ) -> Result<()> {
         self.head(packet, number, None)?;
@@ -266,8 +268,9 @@ mod tests {
         mark(&mut packet, 7);
         let mut result = [0];
         work.run(pool, std::slice::from_mut(&mut packet), &mut result);
-        let (by, mut scratch) = ((pool, Some(&work)), Vec::new());
-        let mut marked = |result| check(100, &[]).marked(by, &mut packet, (7, result), &mut scratch);
+        let mut scratch = Vec::new();
+        let mut marked =
+            |result| check(100, &[]).marked(pool, Some(&work), &mut packet, 7, result, &mut scratch);
         assert!(marked(result[0] ^ 1).unwrap_err().to_string().contains("the result"));
         marked(result[0]).unwrap();
         check(100, &[]).content(&packet, 7, &mut scratch).unwrap();

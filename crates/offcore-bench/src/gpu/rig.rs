@@ -377,10 +377,13 @@ impl<'a> Rig<'a> {
             let swapped = subject.work == WorkKind::Swap;
             let check = Check { content: &self.content, len: plan.len, swapped, results: &results };
             let seen = baseline::measure(
-                (&work, check),
-                (self.pool, &mut self.packets[used..]),
+                &work,
+                check,
+                self.pool,
+                &mut self.packets[used..],
                 plan,
-                (lcore, self.options.windows.length),
+                lcore,
+                self.options.windows.length,
             )?;
             samples.add(&seen);
             self.step(progress);

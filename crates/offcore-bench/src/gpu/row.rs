@@ -147,7 +147,7 @@ pub(super) fn rate(rig: &Rig<'_>, cell: Cell<'_>, samples: &Samples, ends: Optio
 }
 
 /// Returns a row with latencies at a share of the capacity, which is in million packets per second.
-pub(super) fn latency(rig: &Rig<'_>, cell: Cell<'_>, samples: &Samples, (load, capacity): (f64, f64)) -> Row {
+pub(super) fn latency(rig: &Rig<'_>, cell: Cell<'_>, samples: &Samples, load: f64, capacity: f64) -> Row {
     let mut row = row(rig, cell, samples);
     row.set_mpps(Spread::of(&samples.mpps).median);
     row.set_latency(&samples.seen.latencies);

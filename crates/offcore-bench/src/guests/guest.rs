@@ -76,7 +76,7 @@ impl Guests {
     /// Creates the driver's side of `rx` and `tx`, which transfer the packets of `traffic`. Both virtqueues are reset
     /// to their initial state. From offset `tables` on, the sending guest's region must have 32 bytes for each
     /// descriptor of `tx`.
-    pub fn new(traffic: &Arc<Mutex<Traffic>>, (rx, tx): (Layout, Layout), tables: usize) -> Self {
+    pub fn new(traffic: &Arc<Mutex<Traffic>>, rx: Layout, tx: Layout, tables: usize) -> Self {
         let event_idx = lock(traffic).kind == GuestKind::Linux;
         let mut guests = Self {
             traffic: Arc::clone(traffic),

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping, Pool};
 use offcore_ring::Layout;
 use offcore_vhost::MemoryFd;
-use offcore_vhost::frontend::{RingPlace, ring_parts};
+use offcore_vhost::frontend::{RingPlace, ring_areas};
 
 use crate::guests::guest::{Traffic, buffers_len};
 use crate::guests::workload::{Ring, Route, Workload};
@@ -187,8 +187,8 @@ impl GuestSide {
     /// Not expected, because the slot lies in the memory.
     pub fn ring(&self, view: &Arc<GuestMemory>, slot: usize, queue: u16, ring: Ring) -> Result<Layout> {
         let packed = ring == Ring::Packed;
-        let parts = ring_parts(self.address() + self.slot(slot) as u64, queue as u8, RING, packed);
-        Ok(Layout::in_memory(view, parts, RING.into(), packed)?)
+        let areas = ring_areas(self.address() + self.slot(slot) as u64, queue as u8, RING, packed);
+        Ok(Layout::in_memory(view, areas, RING.into(), packed)?)
     }
 
     /// Returns the position of a front end's virtqueues in that slot.
@@ -273,7 +273,7 @@ mod tests {
         assert_eq!(slots, (0..SLOTS).collect::<Vec<_>>());
         for &slot in &slots {
             for ring in Ring::ALL {
-                let (_, _, used) = ring_parts(0, 1, RING, ring == Ring::Packed);
+                let used = ring_areas(0, 1, RING, ring == Ring::Packed).device;
                 assert!(used as usize + 8 * usize::from(RING) < TABLES, "{ring}");
                 assert!(bed.from.ring(&bed.from.device, slot, 1, ring).is_ok(), "{ring}");
             }

@@ -30,6 +30,16 @@ named! {
     }
 }
 
+/// Groups of a DSA device.
+#[derive(Clone, Copy, Debug)]
+pub struct DsaGroups {
+    pub count: usize,
+    /// Queues per group.
+    pub queues: usize,
+    /// DSA engines per group.
+    pub engines: usize,
+}
+
 /// Rate of one device with copies of one length.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeviceRate {
@@ -44,25 +54,22 @@ impl DeviceRate {
     ///
     /// # Errors
     /// As [`DeviceRate::of_copies`].
-    pub fn of(frame: usize, device: (usize, usize, usize), batch: usize) -> Result<Self> {
-        Self::of_copies((frame - FCS + HEADER) as u32, device, batch)
+    pub fn of(frame: usize, groups: DsaGroups, batch: usize) -> Result<Self> {
+        Self::of_copies((frame - FCS + HEADER) as u32, groups, batch)
     }
 
-    /// Simulates copies of `bytes` bytes on `groups` groups of `engines` DSA engines and `queues` queues. All queues
-    /// are kept full with batches of `batch` copies; 1 selects one descriptor per copy.
+    /// Simulates copies of `bytes` bytes. All queues are kept full with batches of `batch` copies; 1 selects one
+    /// descriptor per copy.
     ///
     /// # Errors
     /// If the simulated device fails.
-    pub fn of_copies(
-        bytes: u32,
-        (groups, queues, engines): (usize, usize, usize),
-        batch: usize,
-    ) -> Result<Self> {
+    pub fn of_copies(bytes: u32, groups: DsaGroups, batch: usize) -> Result<Self> {
         let timing = Timing::PUBLISHED;
-        let wqs = groups * queues;
+        let DsaGroups { count, queues, engines } = groups;
+        let wqs = count * queues;
         let loads: Vec<_> = (0..wqs).map(|wq| Load { batch, ..Load::new(wq, bytes, 4 * BATCH) }).collect();
         let size = 128 / wqs as u32;
-        let layout = layout(groups, queues, engines, size, WqMode::Dedicated);
+        let layout = layout(count, queues, engines, size, WqMode::Dedicated);
         let outcomes = Bench::new(layout, timing, &loads)?.run(4096)?;
         let mcopies = outcomes.iter().map(Outcome::rate).sum::<f64>() * 1e3;
         let full = mcopies / 1e3 * f64::from(bytes) > 0.9 * timing.device_bandwidth;
@@ -76,12 +83,13 @@ mod tests {
 
     #[test]
     fn short_copies_are_bound_by_descriptors() {
-        let short = DeviceRate::of(64, (1, 2, 4), BATCH).unwrap();
-        let long = DeviceRate::of(1518, (1, 2, 4), BATCH).unwrap();
+        let groups = |queues| DsaGroups { count: 1, queues, engines: 4 };
+        let short = DeviceRate::of(64, groups(2), BATCH).unwrap();
+        let long = DeviceRate::of(1518, groups(2), BATCH).unwrap();
         assert_eq!((short.bound, long.bound), (Bound::Descriptors, Bound::DeviceBandwidth));
         assert!(short.mcopies > long.mcopies);
-        let direct = DeviceRate::of(64, (1, 1, 4), 1).unwrap();
-        let batches = DeviceRate::of(64, (1, 1, 4), BATCH).unwrap();
+        let direct = DeviceRate::of(64, groups(1), 1).unwrap();
+        let batches = DeviceRate::of(64, groups(1), BATCH).unwrap();
         assert_ne!(direct.mcopies, batches.mcopies, "a descriptor a copy is another load than a batch");
     }
 }

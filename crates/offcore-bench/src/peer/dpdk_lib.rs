@@ -8,7 +8,7 @@
 //! # use offcore_bench::peer::dpdk_lib::*;
 //! # fn main() -> anyhow::Result<()> {
 //! let mbufs = 16_384;
-//! let dpdk = DpdkLib::open(&DpdkConfig { pages: Pages::best_for(mbufs), lcore: 0, mbufs })?;
+//! let dpdk = DpdkLib::open(&DpdkConfig { pages: Pages::Ordinary, lcore: 0, mbufs })?;
 //! let port = dpdk.register("/tmp/v.sock".as_ref(), &Offer::default())?;
 //! // … a front end connects …
 //! dpdk.wait_ready(&port, 1, std::time::Duration::from_secs(10))?;
@@ -50,13 +50,6 @@ pub enum Pages {
     Huge,
     /// Ordinary pages, which need no privileges.
     Ordinary,
-}
-
-impl Pages {
-    /// Returns hugepages if enough of them are free for a pool of `mbufs` buffers, otherwise ordinary pages.
-    pub fn best_for(mbufs: u32) -> Self {
-        if free_hugepage_mib() >= memory_mib(mbufs) { Self::Huge } else { Self::Ordinary }
-    }
 }
 
 /// Configuration of the peer.

@@ -172,7 +172,7 @@ impl Netns {
 
 /// Returns a missing requirement of this machine for measurements with private interfaces and two lcores, if any.
 /// `programs` lists the required programs, in addition to ip and ethtool, with their packages.
-pub(crate) fn missing((lcore, other): (usize, Option<usize>), programs: &[(&str, &str)]) -> Option<String> {
+pub(crate) fn missing(lcore: usize, other: Option<usize>, programs: &[(&str, &str)]) -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("network namespaces and interfaces take root".into());
     }

@@ -93,7 +93,7 @@ impl PeerVariant {
         }
         // The guests are created before the virtqueues start, because their creation zeroes the rings.
         let ([_, tx], [rx, _]) = (sides[0].rings.clone(), sides[sides.len() - 1].rings.clone());
-        let guests = Guests::new(&bed.traffic, (rx, tx), bed.from.tables(slot));
+        let guests = Guests::new(&bed.traffic, rx, tx, bed.from.tables(slot));
         for side in &mut sides {
             side.front_end.start().context("starting librte_vhost's virtqueues")?;
             dpdk.wait_ready(&side.port, 1, Duration::from_secs(10))?;

@@ -8,7 +8,7 @@
 use anyhow::Result;
 use offcore_dma::Mode;
 
-use super::{Bound, DeviceRate, Estimate, Interval, Machine, estimate, row};
+use super::{Bound, DeviceRate, DsaGroups, Estimate, Interval, Machine, estimate, row};
 use crate::report::row::{ModelColumns, Published, Row};
 
 /// A guide's table.
@@ -25,8 +25,7 @@ pub struct Guide {
     pub fitted_offload: usize,
     /// Copies per packet.
     pub copies: f64,
-    /// Numbers of groups, and of queues and DSA engines per group.
-    pub layout: (usize, usize, usize),
+    pub groups: DsaGroups,
     /// Capacity of the ports in Gbit/s of frames.
     pub ports_gbps: f64,
 }
@@ -41,7 +40,7 @@ pub const GUIDES: [Guide; 2] = [
         fitted_cpu: [64, 1518],
         fitted_offload: 64,
         copies: 2.0,
-        layout: (1, 2, 4),
+        groups: DsaGroups { count: 1, queues: 2, engines: 4 },
         ports_gbps: 100.0,
     },
     Guide {
@@ -59,7 +58,7 @@ pub const GUIDES: [Guide; 2] = [
         fitted_cpu: [64, 1280],
         fitted_offload: 256,
         copies: 1.0,
-        layout: (2, 1, 1),
+        groups: DsaGroups { count: 2, queues: 1, engines: 1 },
         ports_gbps: 200.0,
     },
 ];
@@ -92,11 +91,16 @@ impl Guide {
     /// # Errors
     /// If the simulated device fails.
     pub fn rows(&self) -> Result<Vec<Row>> {
-        let machine =
-            Machine { cores: 1, ports: 1, port_gbps: f64::INFINITY, devices: 1, engines: self.layout.2 };
+        let machine = Machine {
+            cores: 1,
+            ports: 1,
+            port_gbps: f64::INFINITY,
+            devices: 1,
+            engines: self.groups.engines,
+        };
         let mut rows = Vec::new();
         for &(frame, cpu, offload) in self.cells {
-            let device = DeviceRate::of(frame, self.layout, super::BATCH)?;
+            let device = DeviceRate::of(frame, self.groups, super::BATCH)?;
             for (mode, published) in [(Mode::Cpu, cpu), (Mode::Offload, offload)] {
                 let (ns, engine, fitted) = match mode {
                     Mode::Cpu => (self.cpu_ns(frame), None, self.fitted_cpu.contains(&frame)),

@@ -6,7 +6,7 @@ use offcore_dsa::sim::Timing;
 use offcore_mem::Hugepages;
 use offcore_stats::tsc;
 
-use super::{BATCH, DeviceRate, Interval, Machine, auto, estimate, row};
+use super::{BATCH, DeviceRate, DsaGroups, Interval, Machine, auto, estimate, row};
 use crate::guests::memory::{Need, RunMemory, Testbed};
 use crate::guests::workload::{Route, Workload};
 use crate::method::alternate::Subject;
@@ -51,7 +51,8 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
     progress.begin(options.frames.len() * options.blocks);
     for &frame in &options.frames {
         progress.say(&format!("{frame} B"));
-        let device = DeviceRate::of(frame, (1, 2, options.machine.engines), BATCH)?;
+        let groups = DsaGroups { count: 1, queues: 2, engines: options.machine.engines };
+        let device = DeviceRate::of(frame, groups, BATCH)?;
         let [cpu, offload] = core_costs(options, frame, &memory, &other, &mut clock, progress)?;
         let offload = with_portal(offload);
         let of_cpu = estimate(&options.machine, frame, cpu, None);
@@ -99,7 +100,7 @@ fn core_costs(
 ) -> Result<[Interval; 2]> {
     let dsa = Setup { mode: Mode::Offload, copier: Copier::DsaSim { batch: true } };
     let bed = Testbed::new(memory, &Workload::table8(options.temperature, frame))?;
-    let variant = |setup: Setup| OwnVariant::new(&bed, (setup.mode, setup.open()?));
+    let variant = |setup: Setup| OwnVariant::new(&bed, setup.mode, setup.open()?);
     let (mut cpu, mut offload) = (variant(Setup::CPU)?, variant(dsa)?);
     for _ in 0..WARM_UP {
         cpu.window(other)?.core_per_packet();

@@ -122,7 +122,7 @@ impl Cell {
         let dir = TempDir::new()?;
         let site = Site::new(&dir, options.lcore, &far)?;
         let name = site.add(self.size)?;
-        let ours = Server::ours(&site, (&ours, &near[0]), &options.binary)?;
+        let ours = Server::ours(&site, &ours, &near[0], &options.binary)?;
         let servers = [ours, Server::kernels(&site, &theirs)?];
         let window = |server: &Server, flows| {
             let load = client::Load {

@@ -84,13 +84,13 @@ pub fn run(options: &KernelOptions, progress: &Progress, emit: &mut dyn FnMut(Ro
     let version = server::version()?;
     let dir = TempDir::new()?;
     let site = Site::new(&dir, options.lcore, &far)?;
-    let ours = Server::ours(&site, (&ours, &interface), &options.binary)?;
+    let ours = Server::ours(&site, &ours, &interface, &options.binary)?;
     let theirs = Server::kernels(&site, &theirs)?;
     let cells = Cell::all();
     progress.begin(cells.len() * pairs);
     for cell in cells {
         progress.say(&format!("http, {cell}"));
-        let load = Load::new(cell, &site, &dir, (&far, other_lcore), window)?;
+        let load = Load::new(cell, &site, &dir, &far, other_lcore, window)?;
         let row = cell.measure(&load, [&ours, &theirs], pairs, progress);
         let mut row = row.with_context(|| cell.to_string())?;
         row.ends.about_peer.peer_version = Some(version.clone());

@@ -39,7 +39,7 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
             let pairs =
                 pair::measure(&mut rig, wanted.map(|traffic| (setup, traffic)), &loads, options, progress)?;
             for ((pair, &load), &noise) in pairs.iter().zip(&loads).zip(&noise) {
-                for mut row in rows(pair, (setup, wanted), load) {
+                for mut row in rows(pair, setup, wanted, load) {
                     (row.peer.pages, row.figures.bursts_per_turn) = (pages, Some(options.extent.bursts));
                     row.ratios.noise = noise.into();
                     emit(row);
@@ -52,12 +52,12 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
 }
 
 /// Returns the rows without and with idle connections.
-fn rows(pair: &Pair, (setup, wanted): (Setup, [Traffic; 2]), load: Load) -> Vec<Row> {
+fn rows(pair: &Pair, setup: Setup, wanted: [Traffic; 2], load: Load) -> Vec<Row> {
     let steadiness = pair.turns.steadiness();
     let mut rows: Vec<Row> = Vec::new();
     let mut alone = None;
     for (((link, blocks), traffic), moved) in pair.turns.iter().zip(wanted).zip(pair.moved) {
-        let mut row = row(setup, traffic, load, (blocks, steadiness), moved);
+        let mut row = row(setup, traffic, load, blocks, steadiness, moved);
         row.tcp.idle_connections = Some(traffic.idle);
         if let Some(ns) = link.borrow().engine_ns_per_copy() {
             row.set_engine(ns, 1.0);

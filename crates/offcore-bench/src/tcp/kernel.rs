@@ -37,8 +37,8 @@ impl KernelOptions {
         programs: &[(&str, &str)],
         missing: impl FnOnce() -> Option<String>,
     ) -> Result<usize> {
-        let cores = (self.lcore, self.other_lcore);
-        if let Some(missing) = netns::missing(cores, programs).or_else(missing) {
+        let missing_here = netns::missing(self.lcore, self.other_lcore, programs);
+        if let Some(missing) = missing_here.or_else(missing) {
             bail!("{case}: {missing}");
         }
         Netns::sweep()?;
@@ -68,7 +68,7 @@ pub(super) fn connect(
     let ends = if relay.is_some() { ["a0", "b1"] } else { ["0", "1"] };
     let [near_ends, far_ends] = ends.map(|end| NAMES.map(|name| format!("{name}{end}")));
     near[1].configure(&near_ends[1], "10.78.0.2/24")?;
-    congestion_control((near[1], &near_ends[1]), (far, [&far_ends[1], &far_ends[0]]), algorithm)?;
+    congestion_control(near[1], &near_ends[1], far, [&far_ends[1], &far_ends[0]], algorithm)?;
     Ok(near_ends)
 }
 
@@ -113,8 +113,10 @@ pub(super) fn pair(
 
 /// Sets the congestion control `name` of the kernel at 10.78.0.2 and of the far kernel. Our stack has CUBIC.
 pub(super) fn congestion_control(
-    (theirs, interface): (&Netns, &str),
-    (far, [to_theirs, to_ours]): (&Netns, [&str; 2]),
+    theirs: &Netns,
+    interface: &str,
+    far: &Netns,
+    [to_theirs, to_ours]: [&str; 2],
     name: &str,
 ) -> Result<()> {
     for (netns, interface, network, address) in [

@@ -123,7 +123,7 @@ pub(super) fn fifo_of(connections: usize) -> u32 {
 }
 
 /// Returns the number of chunks per window. With requests, it is limited to one per connection.
-pub(super) fn chunks_per_window(chunk: usize, (asks, connections): (bool, usize)) -> usize {
+pub(super) fn chunks_per_window(chunk: usize, asks: bool, connections: usize) -> usize {
     (WINDOW / chunk).clamp(1, if asks { connections } else { usize::MAX })
 }
 
@@ -180,14 +180,26 @@ pub(super) fn address(last: u8) -> IpAddr {
     Ipv4Addr::new(10, 0, 0, last).into()
 }
 
-/// Creates a host's worker. `binding` selects the copy mode and the channels of `mover`.
+/// Sizes of a host's stack in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StackSizes {
+    /// Maximum payload of a segment.
+    pub(super) segment: usize,
+    pub(super) fifo: u32,
+}
+
+/// Creates the worker of the host whose address ends with `last`. `binding` selects the copy mode and the channels of
+/// `mover`.
 pub(super) fn worker(
-    (last, wire, app): (u8, &WireEnd, Box<dyn App>),
+    last: u8,
+    wire: &WireEnd,
+    app: Box<dyn App>,
     mut mover: Mover,
     binding: &Binding,
-    (segment, fifo): (usize, u32),
+    sizes: StackSizes,
     pool: &'static Pool,
 ) -> Result<Worker> {
+    let StackSizes { segment, fifo } = sizes;
     let config = Config {
         secret: [last; 16],
         memory: MEMORY,
@@ -239,12 +251,12 @@ impl Link {
             Side::Send => (client(&shared, 2), server(&far_shared)),
             Side::Receive => (server(&shared), client(&far_shared, 1)),
         };
-        let sizes = (traffic.segment, traffic.fifo);
-        let near = worker((1, &wire, near_app), mover, &binding, sizes, pool)?;
+        let sizes = StackSizes { segment: traffic.segment, fifo: traffic.fifo };
+        let near = worker(1, &wire, near_app, mover, &binding, sizes, pool)?;
         let core = Binding::core();
         let mut far_mover = Mover::new();
         far_mover.disable_streaming_stores();
-        let far = worker((2, &far_wire, far_app), far_mover, &core, sizes, pool)?;
+        let far = worker(2, &far_wire, far_app, far_mover, &core, sizes, pool)?;
         let mut near = TimedWorker::new(near, engine, Temperature::Remote);
         near.foreign_ticks = Arc::clone(&wire.taken_ticks);
         let far = Far { worker: far, shared: far_shared, wire: far_wire, dropped: 0 };
@@ -436,7 +448,7 @@ impl Link {
     /// Runs a window. Returns `None` if segments were retransmitted or packets dropped in it. This happens if a thread
     /// is preempted for a long time, which is not part of the measurement.
     fn try_window(&mut self, other: &OtherCore) -> Result<Option<Cost>> {
-        let count = chunks_per_window(self.chunk, (self.asks, self.connections));
+        let count = chunks_per_window(self.chunk, self.asks, self.connections);
         let chunks = Chunks { first: self.next, count, connections: self.connections, len: self.chunk };
         self.next = (self.next + count) % self.connections;
         let before = self.seen()?;

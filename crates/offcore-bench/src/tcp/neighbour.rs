@@ -70,7 +70,7 @@ pub fn run(options: &KernelOptions, progress: &Progress, emit: &mut dyn FnMut(Ro
     progress.begin(3 * Attack::ALL.len() * windows_of_phase(options.quick));
     for attack in Attack::ALL {
         progress.say(&format!("neighbour, {attack}"));
-        emit(measure(attack, (options, other_lcore), progress).with_context(|| attack.to_string())?);
+        emit(measure(attack, options, other_lcore, progress).with_context(|| attack.to_string())?);
     }
     progress.end();
     Ok(())
@@ -88,7 +88,8 @@ impl Stack {
         site: &Site<'_>,
         near: &Netns,
         attack: Attack,
-        (options, other_lcore): (&KernelOptions, usize),
+        options: &KernelOptions,
+        other_lcore: usize,
     ) -> Result<Self> {
         let socket = site.dir.file("stack");
         let mut command = site.command(near, &options.binary);
@@ -109,7 +110,7 @@ impl Stack {
         let mut nginx = near.command("taskset");
         nginx.args(["-c", &other_lcore.to_string(), "nice", "-n", &honest::NICE.to_string()]);
         nginx.arg(&options.binary).args(["exec", "--stack"]).arg(&socket).arg("--");
-        let nginx = Server::start(site, (nginx, "ours"), ADDRESS, None)?;
+        let nginx = Server::start(site, nginx, "ours", ADDRESS, None)?;
         Ok(Self { process, socket, nginx: Some(nginx) })
     }
 
@@ -179,11 +180,7 @@ struct Measured {
     attackers: Option<u64>,
 }
 
-fn measure(
-    attack: Attack,
-    (options, other_lcore): (&KernelOptions, usize),
-    progress: &Progress,
-) -> Result<Row> {
+fn measure(attack: Attack, options: &KernelOptions, other_lcore: usize, progress: &Progress) -> Result<Row> {
     let (near, far, dir) = (Netns::new()?, Netns::new()?, TempDir::new()?);
     pair("ours", Some(HONEST), &near, &far, true)?;
     for address in HOSTILE {
@@ -192,7 +189,7 @@ fn measure(
     far.run("sysctl", &["-qw", "net.ipv4.ip_local_port_range=1024 65535"])?;
     let site = Site::new(&dir, options.lcore, &far)?;
     fs::write(dir.file("files/hostile"), vec![0; attack::HOSTILE_SIZE]).context("a file")?;
-    let mut stack = Stack::start(&site, &near, attack, (options, other_lcore))?;
+    let mut stack = Stack::start(&site, &near, attack, options, other_lcore)?;
     let client = Client {
         address: format!("{ADDRESS}:{PORT}").parse()?,
         name: site.add(SIZE)?,

@@ -13,7 +13,7 @@ use offcore_flow::worker::Worker;
 use offcore_mem::Pool;
 use offcore_stats::tsc;
 
-use super::link::{SMALL_FIFO, STALLED, Side, address, worker};
+use super::link::{SMALL_FIFO, STALLED, Side, StackSizes, address, worker};
 use super::visits::{SharedTally, Tally, Visits};
 use super::wire::{WireEnd, wire};
 use super::{Options, PAIR, Rig, SEGMENT};
@@ -123,9 +123,9 @@ impl Site {
             false => Box::new(Visits::new(None, Arc::clone(&server))),
         };
         let core = Binding::core();
-        let sizes = (SEGMENT, SMALL_FIFO);
-        let near = worker((1, &near_wire, app(near_is_client, 2)), Mover::new(), &core, sizes, pool)?;
-        let far = worker((2, &far_wire, app(!near_is_client, 1)), Mover::new(), &core, sizes, pool)?;
+        let sizes = StackSizes { segment: SEGMENT, fifo: SMALL_FIFO };
+        let near = worker(1, &near_wire, app(near_is_client, 2), Mover::new(), &core, sizes, pool)?;
+        let far = worker(2, &far_wire, app(!near_is_client, 1), Mover::new(), &core, sizes, pool)?;
         let mut near = TimedWorker::new(near, None, Temperature::Remote);
         near.foreign_ticks = Arc::clone(&near_wire.taken_ticks);
         let far = Arc::new(Mutex::new(Far { worker: far, wire: far_wire }));

@@ -24,7 +24,7 @@ use offcore_mem::Pool;
 
 use super::kernel::{KernelOptions, connect};
 use super::link::Side;
-use super::veth::{self, Far, Under};
+use super::veth::{self, Far, Host, Under};
 use super::{BUFFER, BUFFERS};
 use crate::peer::netns::Netns;
 use crate::peer::process::Process;
@@ -112,7 +112,7 @@ pub fn run(options: &KernelOptions, progress: &Progress, emit: &mut dyn FnMut(Ro
     for path in Path::ALL {
         for &side in &options.sides {
             progress.say(&format!("tcp over {path}, {side}"));
-            let row = measure(path, side, (options, other_lcore), pool, progress);
+            let row = measure(path, side, options, other_lcore, pool, progress);
             emit(row.with_context(|| format!("{path}, {side}"))?);
         }
     }
@@ -123,7 +123,8 @@ pub fn run(options: &KernelOptions, progress: &Progress, emit: &mut dyn FnMut(Ro
 fn measure(
     path: Path,
     side: Side,
-    (options, lcore): (&KernelOptions, usize),
+    options: &KernelOptions,
+    lcore: usize,
     pool: &'static Pool,
     progress: &Progress,
 ) -> Result<Row> {
@@ -142,7 +143,8 @@ fn measure(
     let (near_lcore, settle) = (options.lcore, Duration::ZERO);
     let far = Far { netns: &far, side, near_lcore, lcore, settle, drain: DRAIN };
     let lengths = [WARM_UP, Duration::from_secs(if options.quick { 4 } else { 8 })];
-    let windows = cell.windows((&near, &interface), far, pool, lengths, path.pairs(options.quick), progress);
+    let ours = Host::open(cell, &near, &interface, pool)?;
+    let windows = cell.windows(ours, &near, far, lengths, path.pairs(options.quick), progress);
     let said = || relays.iter().map(Process::tail).collect::<String>();
     let mut row = cell.row(&windows.with_context(said)?);
     row.tcp.path = Some(path.to_string());

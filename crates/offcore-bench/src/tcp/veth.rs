@@ -36,7 +36,8 @@ use crate::report::progress::Progress;
 use crate::report::row::{CostPerKib, Counts, PeerRatio, Row};
 use crate::report::sample::{Bounds, Spread};
 pub(super) use far::Far;
-use hosts::{Host, Kernel, Near};
+pub(super) use hosts::Host;
+use hosts::{Kernel, Near};
 use stream::SETTLE;
 
 /// Length of a window.
@@ -160,8 +161,8 @@ impl Cell {
         let (side, near_lcore) = (self.side, options.lcore);
         let far = Far { netns: &far, side, near_lcore, lcore, settle: SETTLE, drain: DRAIN };
         let lengths = [WINDOW, WINDOW];
-        let windows =
-            self.windows((&near, &interface), far, pool, lengths, pairs(options.quick), progress)?;
+        let ours = Host::open(self, &near, &interface, pool)?;
+        let windows = self.windows(ours, &near, far, lengths, pairs(options.quick), progress)?;
         Ok(self.row(&windows))
     }
 
@@ -169,14 +170,13 @@ impl Cell {
     /// discovery. `lengths` are the length of the warm-up and the length of a window.
     pub(super) fn windows(
         self,
-        (near, interface): (&Netns, &str),
+        mut ours: Host,
+        near: &Netns,
         far: Far<'_>,
-        pool: &'static Pool,
         [warm_up, length]: [Duration; 2],
         pairs: usize,
         progress: &Progress,
     ) -> Result<[Vec<Window>; 2]> {
-        let mut ours = Host::open(self, near, interface, pool)?;
         let mut theirs = Kernel::listen(self.side, near)?;
         let mut ends: [&mut dyn Near; 2] = [&mut ours, &mut theirs];
         for end in &mut ends {

@@ -19,7 +19,7 @@ use crate::guests::workload::{Route, Workload};
 use crate::method::alternate::{Alternating, Blocks, Cost, Subject, mean};
 use crate::method::copier::{Copier, Setup};
 use crate::method::lockstep::OtherCore;
-use crate::model::rate::DeviceRate;
+use crate::model::rate::{DeviceRate, DsaGroups};
 use crate::peer::about::feature_names;
 use crate::report::row::{AboutPeer, AutoRatios, OffloadRatio, PeerRatio, Published, Row, Shares};
 use crate::report::sample::{Spread, SumRatio};
@@ -95,7 +95,7 @@ pub(super) enum Variant {
 impl Variant {
     /// Creates a variant of this crate's back end without a background copier.
     fn ours(setup: Setup, bed: &Testbed) -> Result<Self> {
-        let variant = OwnVariant::new(bed, (setup.mode, setup.open()?))?;
+        let variant = OwnVariant::new(bed, setup.mode, setup.open()?)?;
         Ok(Self::Ours { setup, background: false, variant: Box::new(variant) })
     }
 
@@ -172,7 +172,7 @@ impl Cell {
         for setup in kind.setups(options) {
             variants.add(Variant::ours(setup, bed)?);
             if kind == Kind::Modes && options.background && setup == Setup::CPU {
-                let variant = OwnVariant::new(bed, (setup.mode, setup.open()?))?.with_background();
+                let variant = OwnVariant::new(bed, setup.mode, setup.open()?)?.with_background();
                 variants.add(Variant::Ours { setup, background: true, variant: Box::new(variant) });
             }
         }
@@ -299,7 +299,10 @@ impl Variant {
                 row.published = Published::new(published(workload, *mode).filter(|_| !idle), PUBLISHED_UNIT);
                 let engine_ns = match copier.simulated() {
                     // Windows are too short to keep a device busy, so its rate under full load is measured separately.
-                    true => Some(1e3 / DeviceRate::of(workload.frame, (1, 1, 4), copier.batch())?.mcopies),
+                    true => {
+                        let groups = DsaGroups { count: 1, queues: 1, engines: 4 };
+                        Some(1e3 / DeviceRate::of(workload.frame, groups, copier.batch())?.mcopies)
+                    }
                     false => variant.engine_ns_per_copy().filter(|_| !idle),
                 };
                 if let Some(ns) = engine_ns {

@@ -77,12 +77,13 @@ impl OwnVariant {
     ///
     /// # Errors
     /// If the testbed is full, or the engine's channel is already in use.
-    pub fn new(bed: &Testbed, (mode, mut engine): (Mode, Option<Engine>)) -> Result<Self> {
+    pub fn new(bed: &Testbed, mode: Mode, mut engine: Option<Engine>) -> Result<Self> {
         let Testbed { workload, pool, from, to, traffic, .. } = bed;
         let &Workload { route, ring, temperature, frame, one_copy, .. } = workload;
         let slot = bed.take_slot()?;
-        let rings = (to.ring(&to.memory, slot, RX, ring)?, from.ring(&from.memory, slot, TX, ring)?);
-        let guests = Guests::new(traffic, rings, from.tables(slot));
+        let rx = to.ring(&to.memory, slot, RX, ring)?;
+        let tx = from.ring(&from.memory, slot, TX, ring)?;
+        let guests = Guests::new(traffic, rx, tx, from.tables(slot));
         let [rx, tx] = [vring(bed, to, slot, RX)?, vring(bed, from, slot, TX)?];
         let cells = [Arc::new(VringCell::new(RX)), Arc::new(VringCell::new(TX))];
         let (mut mover, channels) = timed_worker::mover_with(engine.as_mut())?;

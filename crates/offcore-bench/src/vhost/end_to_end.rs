@@ -247,7 +247,7 @@ fn our_variant(
     pool: &'static Pool,
 ) -> Result<Variant<Ours, RoundTrips>> {
     let forward = forward(options);
-    let mut back_end = Ours::start(sockets, options.lcore, pool, (forward, options.one_copy))?;
+    let mut back_end = Ours::start(sockets, options.lcore, pool, forward, options.one_copy)?;
     let way = if forward.is_none() { Way::Switched } else { Way::Rewritten(Some(PORT_MAC)) };
     let mut load = RoundTrips::connect(sockets, link.ring, link.frame, way, pages.ours)?;
     if forward.is_none() {

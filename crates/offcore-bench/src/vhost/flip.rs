@@ -35,7 +35,7 @@ struct Variant {
 
 impl Variant {
     fn new(setup: Setup, bed: &Testbed) -> Result<Self> {
-        Ok(Self { setup, variant: OwnVariant::new(bed, (setup.mode, setup.open()?))?, turns: Vec::new() })
+        Ok(Self { setup, variant: OwnVariant::new(bed, setup.mode, setup.open()?)?, turns: Vec::new() })
     }
 
     /// Runs both phases. Every packet counts, because the cost of adapting to the temperature is the object of the
@@ -215,7 +215,7 @@ mod tests {
         let bed = Testbed::new(&memory, &Workload::table8(Temperature::Hot, 64)).unwrap();
         let variant = |hot: u64, cold: u64| Variant {
             setup: Setup::CPU,
-            variant: OwnVariant::new(&bed, (Mode::Cpu, None)).unwrap(),
+            variant: OwnVariant::new(&bed, Mode::Cpu, None).unwrap(),
             turns: vec![[hot, cold].map(|ticks| Cost { packets: 10, core: 10 * ticks, guest: 0 }); 5],
         };
         // The core is better for hot data, the engine for cold data: (100 + 200) / (150 + 250).

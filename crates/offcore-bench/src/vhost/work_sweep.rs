@@ -34,7 +34,7 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
         let workload = Workload { ring, ..Workload::table8(Temperature::Remote, frame) };
         let bed = Testbed::new(&memory, &workload)?;
         for &setup in &options.setups {
-            let mut variant = OwnVariant::new(&bed, (setup.mode, setup.open()?))?;
+            let mut variant = OwnVariant::new(&bed, setup.mode, setup.open()?)?;
             for work_ns in WORK_NS {
                 progress.say(&format!("{workload}, {work_ns} ns of work"));
                 variant.set_work(work_ns)?;
@@ -88,7 +88,7 @@ mod tests {
         let memory = RunMemory::new(Need::of(Route::Loop, &[Temperature::Remote]), Hugepages::None).unwrap();
         let workload = Workload::table8(Temperature::Remote, 64);
         let bed = Testbed::new(&memory, &workload).unwrap();
-        let mut variant = OwnVariant::new(&bed, (Setup::CPU.mode, None)).unwrap();
+        let mut variant = OwnVariant::new(&bed, Setup::CPU.mode, None).unwrap();
         let row = row(&mut variant, &Seen::default(), Setup::CPU, &workload, 50, &[100.0; 4]);
         golden::check("vhost, work", &row);
         assert_eq!((row.figures.work_ns, row.core.bound), (50, Some("core")));

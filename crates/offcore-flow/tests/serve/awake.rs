@@ -21,7 +21,7 @@ fn attach(world: &mut World<Serve>, path: &std::path::Path) -> (Process, End) {
 }
 
 /// Closes the gate of a session that has room, and marks the session: the stack then opens the gate.
-fn mark((process, end): &(Process, End)) {
+fn mark(process: &Process, end: &End) {
     process.close_gate(end);
     process.mark(end);
 }
@@ -32,19 +32,19 @@ fn idle_applications_are_not_polled() {
     let applications: Vec<_> = (0..APPLICATIONS).map(|_| attach(&mut world, &path)).collect();
     world.run(0.2);
     assert_eq!(world.app.counts().awake, KEPT, "marks of {APPLICATIONS} idle applications are not read");
-    for application in &applications {
-        mark(application);
+    for (process, end) in &applications {
+        mark(process, end);
         world.run(0.02);
-        assert!(application.1.bits().contains(Bits::OUT), "a mark is found, no matter which side sleeps");
+        assert!(end.bits().contains(Bits::OUT), "a mark is found, no matter which side sleeps");
     }
     // All at once, and then one repeatedly.
-    applications.iter().for_each(mark);
+    applications.iter().for_each(|(process, end)| mark(process, end));
     // The time per turn is limited.
     world.run(1.0);
     assert!(applications.iter().all(|(_, end)| end.bits().contains(Bits::OUT)));
     let mut woken = Vec::new();
     for _ in 0..20 {
-        mark(&applications[0]);
+        mark(&applications[0].0, &applications[0].1);
         world.run(0.01);
         woken.push(world.app.counts().woken);
     }
@@ -57,11 +57,11 @@ fn sleeping_applications_wake_a_sleeping_worker() {
     let (mut world, path) = world_of_small(1 << 20);
     let applications: Vec<_> = (0..APPLICATIONS).map(|_| attach(&mut world, &path)).collect();
     world.run(0.2);
-    for application in &applications {
+    for (process, end) in &applications {
         let wakes = world.app.wakes().unwrap();
         let Wake::Event(event) = wakes.arm() else { panic!("nothing is to be done") };
         assert_eq!(bits(event) & Bits::IN, Bits::empty());
-        mark(application);
+        mark(process, end);
         let Wake::Event(event) = wakes.arm() else {
             wakes.disarm();
             world.run(0.02);
@@ -81,13 +81,13 @@ fn closed_sleeping_application_is_removed() {
     // All of them belong to this process, which stays alive: closing their sockets ends them.
     applications.truncate(5);
     world.run(0.5);
-    mark(&applications[0]);
+    mark(&applications[0].0, &applications[0].1);
     world.run(0.02);
     assert!(applications[0].1.bits().contains(Bits::OUT));
     applications.extend((5..APPLICATIONS).map(|_| attach(&mut world, &path)));
     world.run(0.2);
     assert_eq!(world.app.counts().awake, KEPT);
-    applications.iter().for_each(mark);
+    applications.iter().for_each(|(process, end)| mark(process, end));
     // The time per turn is limited.
     world.run(1.0);
     assert!(applications.iter().all(|(_, end)| end.bits().contains(Bits::OUT)));

@@ -114,7 +114,7 @@ impl Bench<'_> {
         let parameters = &mut [place(&at), place(&reads), place(&result)];
         // SAFETY: the context is current. The parameters have the types of `og_reads`, and their memory is registered
         // until the stream is idle, because the caller waits for it.
-        unsafe { self.gpu.kernels.reads.launch(&self.stream, ([1, 1], WARP), parameters) }
+        unsafe { self.gpu.kernels.reads.launch(&self.stream, [1, 1], WARP, parameters) }
     }
 
     fn read(&self) -> Result<f64, CudaError> {

@@ -50,7 +50,7 @@ pub(super) fn pool(gpu: &Gpu, name: &str, len: usize) -> Result<DeviceMemory, St
     // allocation.
     unsafe { call!(cuPointerSetAttribute((&raw mut on).cast(), attribute, at)) }.map_err(to_text)?;
     // SAFETY: the range is inside the new allocation, which is one page longer.
-    Ok(unsafe { DeviceMemory::new(name, (base, len), PAGE, false, Arc::new(memory)) })
+    Ok(unsafe { DeviceMemory::new(name, base, len, PAGE, false, Arc::new(memory)) })
 }
 
 /// Returns whether a network card's writes must be flushed before the device gets the burst.

@@ -346,7 +346,8 @@ impl Kernel {
     pub(crate) unsafe fn launch(
         &self,
         stream: &Stream,
-        ([columns, rows], threads): ([u32; 2], u32),
+        [columns, rows]: [u32; 2],
+        threads: u32,
         parameters: &mut [*mut c_void],
     ) -> Result<(), CudaError> {
         let parameters = parameters.as_mut_ptr();

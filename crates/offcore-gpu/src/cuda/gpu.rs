@@ -173,13 +173,14 @@ impl Gpu {
             // SAFETY: the context is current, and the parameters have the types of the kernels in kernels.cu. The ring
             // has one slot and one answer, and two words, as the kernels require. They exist until the stream is idle.
             unsafe {
-                burst.launch(stream, ([1, 1], WARP), &mut [place(&view), place(&0u64), place(&words)])?;
+                burst.launch(stream, [1, 1], WARP, &mut [place(&view), place(&0u64), place(&words)])?;
                 persistent.launch(
                     stream,
-                    ([1, 1], WARP),
+                    [1, 1],
+                    WARP,
                     &mut [place(&view), place(&0u32), place(&1u32), place(&0u64)],
                 )?;
-                node.launch(stream, ([1, 1], WARP), &mut [place(&view), place(&0u32), place(&words)])?;
+                node.launch(stream, [1, 1], WARP, &mut [place(&view), place(&0u32), place(&words)])?;
             }
             stream.wait()
         };

@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     /// Returns the graphs launched at each of the first `turns` turns.
-    fn launches((slots, blocks): (u32, u32), turns: u64) -> (Schedule, Vec<Vec<u32>>) {
+    fn launches(slots: u32, blocks: u32, turns: u64) -> (Schedule, Vec<Vec<u32>>) {
         let mut schedule = Schedule::new(slots, blocks);
         let launches = (0..turns).map(|turn| std::iter::from_fn(|| schedule.due(turn)).collect()).collect();
         (schedule, launches)
@@ -242,7 +242,7 @@ mod tests {
     fn graph_start_launches_the_next_graph() {
         for (slots, blocks) in [(32, 1), (64, 2)] {
             let span = 8 * u64::from(blocks);
-            let (schedule, launches) = launches((slots, blocks), 4 * span + 1);
+            let (schedule, launches) = launches(slots, blocks, 4 * span + 1);
             assert_eq!((u64::from(schedule.span), schedule.graphs()), (span, 8));
             let expected = [vec![0, 1], vec![2], vec![3], vec![4], vec![5]];
             for (turn, launched) in (0..).zip(launches) {
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn small_rings_have_three_graphs() {
         for (slots, blocks) in [(2, 1), (2, 2), (4, 2), (8, 1), (8, 4), (32, 4)] {
-            let (schedule, launches) = launches((slots, blocks), 3 * u64::from(slots));
+            let (schedule, launches) = launches(slots, blocks, 3 * u64::from(slots));
             assert_eq!((schedule.span, schedule.graphs()), (slots, 3));
             assert_eq!((schedule.first_slot(0), schedule.first_slot(2)), (0, 0));
             assert_eq!(launches[0], [0, 1]);

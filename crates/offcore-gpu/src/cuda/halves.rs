@@ -278,7 +278,7 @@ impl CudaLauncher {
             let parameters = &mut [place(view), place(&0u32), place(blocks), place(&0u64)];
             // SAFETY: the context is current; these are the parameters of `og_persistent`. The device memory that they
             // refer to is in the resources, which stay until the stream is idle.
-            unsafe { gpu.kernels.persistent.launch(&state.stream, ([*blocks, 1], *threads), parameters) }
+            unsafe { gpu.kernels.persistent.launch(&state.stream, [*blocks, 1], *threads, parameters) }
         };
         state.launch(|| state.begin(launch));
     }
@@ -394,7 +394,7 @@ impl BatchLauncher for BurstLauncher {
             // SAFETY: the context is current; these are the parameters of `og_burst`, and there are at most as many
             // bursts as slots. The module and the device memory are in the launcher's resources, which it drops once
             // the service is stopped, which `State::launch` checks, and the stream is idle.
-            unsafe { kernel.launch(stream, ([blocks, bursts], *threads), parameters) }
+            unsafe { kernel.launch(stream, [blocks, bursts], *threads, parameters) }
         });
     }
 

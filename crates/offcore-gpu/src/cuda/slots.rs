@@ -144,7 +144,7 @@ unsafe fn kernel_sees_writes(
     let done = gpu.context.settle().and_then(|()| {
         // SAFETY: the context is current, and the parameters are the kernel's. It reads the slots, writes the first
         // answer, which is registered, and has ended when the wait returns.
-        unsafe { gpu.kernels.burst.launch(stream, ([1, 1], WARP), parameters) }?;
+        unsafe { gpu.kernels.burst.launch(stream, [1, 1], WARP, parameters) }?;
         stream.wait()
     });
     done.map_err(|error| error.to_string())?;

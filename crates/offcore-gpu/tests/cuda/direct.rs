@@ -7,12 +7,11 @@ use libloading::Library;
 
 use offcore_gpu::device::{Launch, Memory};
 use offcore_gpu::devices;
-use offcore_gpu::fake_cuda::FAKE_CUDA;
 use offcore_gpu::layout::Kind;
 use offcore_gpu::pipeline::{Setup, Work, Worker, pipeline};
 use offcore_mem::{HEADROOM, Hugepages, Packet, Pool};
 
-use crate::rig::Fake;
+use crate::rig::{FAKE_CUDA, Fake};
 
 const BURSTS: usize = 4;
 const BURST: usize = 64;

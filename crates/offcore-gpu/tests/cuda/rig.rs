@@ -4,7 +4,11 @@ use std::ffi::{CStr, CString, c_char, c_int, c_longlong, c_ulonglong};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use libloading::Library;
-use offcore_gpu::fake_cuda::FAKE_CUDA;
+
+/// The path of the library, which the build script has compiled. `libcuda.so.1` is in the same directory, for processes
+/// with `LD_LIBRARY_PATH`. A process that has loaded this path finds it as `libcuda.so`. `None` if there was no C++
+/// compiler.
+pub(crate) const FAKE_CUDA: Option<&str> = option_env!("OFFCORE_FAKE_CUDA");
 
 /// The fake driver in its initial state, for one test.
 #[derive(Debug)]

@@ -26,7 +26,7 @@ pub(crate) unsafe fn by(mode: &str, rig: &Rig, packets: usize, number: u32) {
                 let tally = AtomicU64::new(0);
                 let blocks = packets.div_ceil(kernel::SHARE).max(1) as u32;
                 for block in 0..blocks {
-                    assert!(kernel::share(&view, number, (0, 1), (block, blocks), &tally));
+                    assert!(kernel::share(&view, number, 0, 1, block, blocks, &tally));
                 }
             }
         }
@@ -150,10 +150,10 @@ fn last_block_of_a_burst_answers() {
                 for i in 0..blocks {
                     let block = if backwards { blocks - 1 - i } else { i };
                     assert!(!rig.is_answered(turn), "answered before block {block}");
+                    let (slot, lap) = rig.place(turn);
                     // SAFETY: the rig is alive, and nothing else uses its memory.
-                    let done = unsafe {
-                        kernel::share(&rig.view(), threads(256), rig.place(turn), (block, blocks), &tally)
-                    };
+                    let done =
+                        unsafe { kernel::share(&rig.view(), threads(256), slot, lap, block, blocks, &tally) };
                     assert!(done);
                 }
                 let case = format!("{kind:?}, {count} packets, turn {turn}");
@@ -180,9 +180,10 @@ fn blocks_share_a_burst_concurrently() {
             thread::scope(|scope| {
                 for block in 0..blocks {
                     let (rig, tally) = (&rig, &tally);
+                    let (slot, lap) = rig.place(turn);
                     // SAFETY: the rig outlives the scope; blocks share a burst by the tally.
                     scope.spawn(move || unsafe {
-                        kernel::share(&rig.view(), threads(32), rig.place(turn), (block, blocks), tally)
+                        kernel::share(&rig.view(), threads(32), slot, lap, block, blocks, tally)
                     });
                 }
             });
@@ -214,9 +215,10 @@ fn bursts_of_any_length_run_concurrently() {
             for (turn, tally) in turns.clone().zip(&tallies) {
                 for block in 0..3 {
                     let rig = &rig;
+                    let (slot, lap) = rig.place(turn);
                     // SAFETY: the rig outlives the scope; blocks share a burst by its tally.
                     scope.spawn(move || unsafe {
-                        assert!(kernel::share(&rig.view(), threads(32), rig.place(turn), (block, 3), tally));
+                        assert!(kernel::share(&rig.view(), threads(32), slot, lap, block, 3, tally));
                     });
                 }
             }
@@ -299,7 +301,7 @@ fn excessive_count_is_answered_as_empty() {
             rig.post_count(1, &packets, count);
             let tally = AtomicU64::new(0);
             // SAFETY: the rig is alive, and nothing else uses its memory.
-            assert!(unsafe { kernel::share(&rig.view(), threads(32), (1, 1), (0, 1), &tally) });
+            assert!(unsafe { kernel::share(&rig.view(), threads(32), 1, 1, 0, 1, &tally) });
             assert!(rig.is_answered(1));
             rig.check_pool(&pool, "too many packets, shared");
             rig.check_staging(&[], "too many packets");
@@ -318,7 +320,7 @@ fn other_laps_and_quits_are_skipped() {
         // SAFETY: the rig is alive, and nothing else uses its memory.
         unsafe {
             assert!(!burst(&rig.view(), threads(32), 0, lap));
-            assert!(!kernel::share(&rig.view(), threads(32), (0, lap), (0, 1), &tally));
+            assert!(!kernel::share(&rig.view(), threads(32), 0, lap, 0, 1, &tally));
         }
     }
     rig.quit(3);

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 /// Returns the lowest pattern in `parts` parts, and the maximum of edges read in a part.
 fn lowest(trie: &Trie, payload: &[u8], parts: u32) -> (Option<u32>, u64) {
     // SAFETY: the trie exists during the call.
-    let part = |part| unsafe { kernel::match_part(&trie.view(), payload, (part, parts)) };
+    let part = |part| unsafe { kernel::match_part(&trie.view(), payload, part, parts) };
     let (found, reads): (Vec<_>, Vec<_>) = (0..parts).map(part).unzip();
     (found.into_iter().flatten().min(), reads.into_iter().max().unwrap_or(0))
 }

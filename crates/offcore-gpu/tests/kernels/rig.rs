@@ -146,7 +146,7 @@ pub(crate) fn threads(number: u32) -> NonZeroU32 {
 /// As for [`kernel::share`].
 pub(crate) unsafe fn burst(view: &PipelineView, threads: NonZeroU32, slot: u32, lap: u32) -> bool {
     // SAFETY: the memory of `view` is valid and exclusive, as the caller guarantees.
-    unsafe { kernel::share(view, threads, (slot, lap), (0, 1), &AtomicU64::new(0)) }
+    unsafe { kernel::share(view, threads, slot, lap, 0, 1, &AtomicU64::new(0)) }
 }
 
 impl Rig {

@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use super::program::{Attachment, Place, Program, describe_attached};
 use super::rings::Sizes;
 use super::rx::RxHalf;
-use super::socket::{Copying, Refused, Settings, Socket, Step};
+use super::socket::{Copying, Settings, Socket, Step};
 use super::tx::TxHalf;
 use super::{MAX_BUFFERS, VLAN_TAG};
 use crate::PortError;
@@ -119,7 +119,7 @@ impl Session {
         for queue in u32::from(spec.first)..queues {
             let umem_of = sockets.first().map(|socket| &**socket);
             let (socket, rings) = Socket::open(pool, index, queue, &settings, umem_of)
-                .map_err(|refused| refused_socket(device, spec, queue, &settings, pool, refused))?;
+                .map_err(|(step, error)| refused_socket(device, spec, queue, &settings, pool, step, error))?;
             let (target, busy) = (settings.sizes.fill as usize, spec.busy_poll.is_some());
             let mut rx = RxHalf::new(pool, Arc::clone(&socket), rings.rx, rings.fill, target, busy);
             // A driver may need buffers at once. Buffers that the pool lacks now are supplied later.
@@ -243,7 +243,8 @@ fn refused_socket(
     queue: u32,
     settings: &Settings,
     pool: &Pool,
-    (step, error): Refused,
+    step: Step,
+    error: io::Error,
 ) -> Refusal {
     let (name, code) = (device.name(), error.raw_os_error());
     let what = match (step, code) {

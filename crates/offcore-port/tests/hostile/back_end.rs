@@ -14,13 +14,13 @@ use offcore_port::spec::PortSpec;
 use offcore_port::virtio_user::VirtioUserPort;
 use offcore_port::{Context, Port, QueueSetup, RxQueue, TxQueue};
 use offcore_ring::device::{Buffer, Chain, DeviceQueue, Direction, Queue};
-use offcore_ring::with_queue;
+use offcore_ring::{Areas, with_queue};
 use offcore_stats::StageClock;
 use offcore_stats::page::StatsPage;
 use offcore_vhost::backend::{Backend, BackendConfig};
 use offcore_vhost::cell::VringConfig;
 use offcore_vhost::features::is_packed;
-use offcore_vhost::frontend::ring_parts;
+use offcore_vhost::frontend::ring_areas;
 use offcore_wire::virtio_net::NetHeader;
 
 use crate::script::Script;
@@ -192,9 +192,7 @@ struct Device {
     queue: Queue,
     direction: Direction,
     packed: bool,
-    /// The front end's addresses of the parts of the virtqueue: descriptors, the area that the driver writes, and the
-    /// area that the device writes.
-    parts: (u64, u64, u64),
+    areas: Areas,
 }
 
 impl Device {
@@ -210,9 +208,9 @@ impl Device {
         let packed = is_packed(config.features);
         let packets = pool.memory().0.as_ptr() as u64;
         let rings = config.memory.regions().iter().find(|region| region.user() != packets);
-        let parts = ring_parts(rings.expect("a region for the rings").user(), index, SIZE, packed);
+        let areas = ring_areas(rings.expect("a region for the rings").user(), index, SIZE, packed);
         let direction = if index == 0 { Direction::Writable } else { Direction::Readable };
-        Self { config, queue, direction, packed, parts }
+        Self { config, queue, direction, packed, areas }
     }
 
     /// Returns the next chain that the driver has made available.
@@ -269,7 +267,7 @@ impl Device {
         let wild = script.u8() < 64;
         let id = if wild { script.u16() } else { script.u16() % SIZE };
         let len = u32::from(script.u16());
-        let (descriptors, _, used) = self.parts;
+        let Areas { descriptors, device: used, .. } = self.areas;
         if self.packed {
             let slot = u64::from(script.u8()) % u64::from(SIZE);
             let flags = [0x8080, 0, 0x8000, 0x0080, 0x8082, 2, 1, 0xffff][script.below(8)];
@@ -286,7 +284,7 @@ impl Device {
 
     /// Writes to an arbitrary place in the virtqueue.
     fn scribble(&mut self, script: &mut Script<'_>) {
-        let (first, _, last) = self.parts;
+        let Areas { descriptors: first, device: last, .. } = self.areas;
         let at = first + u64::from(script.u16()) % (last + 16 - first);
         self.write(at, &script.bytes::<2>());
     }

@@ -254,7 +254,8 @@ impl Tunnel {
 }
 
 /// Creates a packet of these bytes. Its first buffers are short, according to `cuts`, or all its buffers are full.
-fn packet((header, bytes): &Frame, cuts: u16, ctx: &mut Context<'_>) -> Packet {
+fn packet(frame: &Frame, cuts: u16, ctx: &mut Context<'_>) -> Packet {
+    let (header, bytes) = frame;
     let (pool, mut rest, mut parts) = (ctx.cache.pool(), &bytes[..], Vec::new());
     while !rest.is_empty() {
         let wanted = match parts.len() {
@@ -309,7 +310,8 @@ fn judge(frame: &Frame, accepts: Accepts, sent: &[Frame], dropped: u64, outcome:
 
 /// Checks that `sent` is a tunnelled packet, segmented into parts of the payload with the same headers, and that the
 /// outer packet and the inner checksum are correct.
-fn tunnelled_segments((header, bytes): &Frame, sent: &[Frame]) {
+fn tunnelled_segments(frame: &Frame, sent: &[Frame]) {
+    let (header, bytes) = frame;
     let transport = usize::from(header.csum_start);
     let is_udp = header.gso_type & 7 == 5;
     let end = transport + if is_udp { 8 } else { usize::from(bytes[transport + 12] >> 4) * 4 };
@@ -347,7 +349,8 @@ fn is_unusual(bytes: &[u8], transport: usize) -> bool {
 }
 
 /// Checks that `sent` is the TCP or UDP packet, segmented by the `gso_size` of its header.
-fn segments((header, bytes): &Frame, sent: &[Frame]) {
+fn segments(frame: &Frame, sent: &[Frame]) {
+    let (header, bytes) = frame;
     let mut ip = 12;
     while bytes[ip..ip + 2] == [0x81, 0] || bytes[ip..ip + 2] == [0x88, 0xa8] {
         ip += 4;

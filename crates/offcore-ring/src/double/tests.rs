@@ -8,13 +8,14 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::device::{Chain, DeviceQueue, Direction};
-use crate::{packed, split};
+use crate::{Areas, packed, split};
 
 /// Two adjacent regions.
 const LEN: u64 = 0x1_0000;
 const DESC: u64 = 0x1000;
 const AVAIL: u64 = 0x2000;
 const USED: u64 = 0x3000;
+const AREAS: Areas = Areas { descriptors: DESC, driver: AVAIL, device: USED };
 const TABLES: u64 = 0x8000;
 const SIZE: u16 = 16;
 
@@ -38,14 +39,15 @@ impl Guest {
         }
     }
 
-    fn descriptor(&self, address: u64, (addr, len, a, b): Raw) {
+    fn descriptor(&self, address: u64, raw: Raw) {
+        let (addr, len, a, b) = raw;
         let raw = u128::from(addr) | u128::from(len) << 64 | u128::from(a) << 96 | u128::from(b) << 112;
         self.write(address, &raw.to_le_bytes());
     }
 
     /// Makes chains available whose first descriptors have these addresses, lengths and flags.
     fn split(&self, heads: &[(u64, u32, u16)]) -> split::device::SplitDevice {
-        let layout = split::SplitLayout::in_memory(&self.memory, (DESC, AVAIL, USED), SIZE.into()).unwrap();
+        let layout = split::SplitLayout::in_memory(&self.memory, AREAS, SIZE.into()).unwrap();
         for (i, &(addr, len, flags)) in heads.iter().enumerate() {
             self.descriptor(DESC + i as u64 * 16, (addr, len, flags, 0));
             self.write(AVAIL + 4 + i as u64 * 2, &(i as u16).to_le_bytes());
@@ -56,7 +58,7 @@ impl Guest {
 
     /// Makes the same chains available in a packed ring.
     fn packed(&self, heads: &[(u64, u32, u16)]) -> packed::device::PackedDevice {
-        let layout = packed::PackedLayout::in_memory(&self.memory, (DESC, AVAIL, USED), SIZE.into()).unwrap();
+        let layout = packed::PackedLayout::in_memory(&self.memory, AREAS, SIZE.into()).unwrap();
         for (i, &(addr, len, flags)) in heads.iter().enumerate() {
             let raw = (addr, len, i as u16 + 100, flags | packed::VIRTQ_DESC_F_AVAIL);
             self.descriptor(DESC + i as u64 * 16, raw);
@@ -118,11 +120,11 @@ fn indirect_table_needs_negotiated_feature() {
     let heads = [(TABLES, 16, VIRTQ_DESC_F_INDIRECT)];
     let readable = wanted(Direction::Readable);
     guest.split(&heads);
-    let layout = split::SplitLayout::in_memory(&guest.memory, (DESC, AVAIL, USED), SIZE.into()).unwrap();
+    let layout = split::SplitLayout::in_memory(&guest.memory, AREAS, SIZE.into()).unwrap();
     let mut queue = split::device::SplitDevice::new(layout, 0, false, false);
     assert_eq!(compared(&mut queue, &guest.memory, readable), 0);
     guest.packed(&heads);
-    let layout = packed::PackedLayout::in_memory(&guest.memory, (DESC, AVAIL, USED), SIZE.into()).unwrap();
+    let layout = packed::PackedLayout::in_memory(&guest.memory, AREAS, SIZE.into()).unwrap();
     let mut queue = packed::device::PackedDevice::new(layout, packed::FRESH_BASE, false, false).unwrap();
     assert_eq!(compared(&mut queue, &guest.memory, readable), 0);
 }

@@ -8,13 +8,13 @@ use offcore_mem::{GuestMemory, Hugepages, Mapping};
 use super::*;
 use crate::device::{Chain, DeviceQueue, Direction, Queue};
 use crate::vector::Wanted;
-use crate::{Layout, driver, packed, with_queue};
+use crate::{Areas, Layout, driver, packed, with_queue};
 
 #[cfg(not(miri))]
 mod exhaustive;
 
 const LEN: usize = 0x1_0000;
-const PARTS: (u64, u64, u64) = (0x1000, 0x3000, 0x4000);
+const AREAS: Areas = Areas { descriptors: 0x1000, driver: 0x3000, device: 0x4000 };
 const BUFFERS: u64 = 0x8000;
 
 /// The memory of a ring, and the region for descriptors in flight.
@@ -28,7 +28,7 @@ impl World {
     fn new(size: u16, is_packed: bool) -> Self {
         let memory = guest_memory(LEN);
         let (mapping, _fd) = Mapping::memfd("inflight", LEN, Hugepages::None).unwrap();
-        let layout = Layout::in_memory(&memory, PARTS, size.into(), is_packed).unwrap();
+        let layout = Layout::in_memory(&memory, AREAS, size.into(), is_packed).unwrap();
         Self { memory, region: Arc::new(Guarded::new(mapping)), layout }
     }
 
@@ -233,7 +233,7 @@ fn inflight_region_content_is_checked() {
         assert!(wrong(world.layout.take_up(&inflight, 0)), "{version} {features:#x} {size}");
     }
     // More descriptors than the part has room for.
-    let layout = Layout::in_memory(&world.memory, PARTS, 16, true).unwrap();
+    let layout = Layout::in_memory(&world.memory, AREAS, 16, true).unwrap();
     inflight.end();
     assert!(wrong(layout.take_up(&inflight, 0)));
     inflight.u16_at(SIZE_AT).store(8, Ordering::Relaxed);
@@ -245,7 +245,7 @@ fn inflight_region_content_is_checked() {
         world.region.write_at(64 + USED_AT, &[seed % 8, 0, seed / 8 % 8, 0, seed, seed / 2]);
         let filling: Vec<_> = (0..256).map(|i| seed.wrapping_mul(i as u8).wrapping_add(i as u8)).collect();
         world.region.write_at(64 + HEADER, &filling);
-        world.memory.regions()[0].mapping().write_at(PARTS.0 as usize, &filling[..128]);
+        world.memory.regions()[0].mapping().write_at(AREAS.descriptors as usize, &filling[..128]);
         let base = world.layout.take_up(&inflight, 0).unwrap().unwrap();
         assert!(base & 0x7fff < 8 && base & 0xffff == base >> 16);
     }

@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use offcore_mem::GuestMemory;
 
 use crate::RingError;
+use crate::areas::Areas;
 use crate::chain::{MAX_SIZE, VIRTQ_DESC_F_WRITE, WRAP};
 use crate::inflight::Inflight;
 use crate::queue::LOOK;
@@ -270,23 +271,18 @@ impl PackedLayout {
         Ok(Self { ring, driver_event, device_event, size, _memory: None })
     }
 
-    /// Describes a queue of `size` whose parts are at these front-end addresses of `memory`. The layout keeps the
-    /// memory mapped.
+    /// Describes a queue of `size` whose parts are at these addresses of `memory`. The layout keeps the memory mapped.
     ///
     /// # Errors
     /// The same as for [`PackedLayout::new`], and [`RingError::Part`] if a part is not completely in the memory.
-    pub fn in_memory(
-        memory: &Arc<GuestMemory>,
-        (ring, driver_event, device_event): (u64, u64, u64),
-        size: u32,
-    ) -> Result<Self, RingError> {
+    pub fn in_memory(memory: &Arc<GuestMemory>, areas: Areas, size: u32) -> Result<Self, RingError> {
         let queue_size = checked_size(size)?;
         let find = |part, address, len| {
             memory.translate_user(address, len).ok_or(RingError::Part { part, address, len })
         };
-        let ring = find("descriptor ring", ring, ring_len(queue_size))?;
-        let driver_event = find("driver event structure", driver_event, EVENT_LEN)?;
-        let device_event = find("device event structure", device_event, EVENT_LEN)?;
+        let ring = find("descriptor ring", areas.descriptors, ring_len(queue_size))?;
+        let driver_event = find("driver event structure", areas.driver, EVENT_LEN)?;
+        let device_event = find("device event structure", areas.device, EVENT_LEN)?;
         // SAFETY: each part is completely in `memory`, which the layout keeps mapped.
         let layout = unsafe { Self::new(ring, driver_event, device_event, size) }?;
         Ok(Self { _memory: Some(Arc::clone(memory)), ..layout })

@@ -33,7 +33,8 @@ struct Guest {
 
 fn guest(size: u16) -> Guest {
     let memory = guest_regions([(0, 0, SEAM as usize), (SEAM, 1 << 40, SEAM as usize)]);
-    let layout = PackedLayout::in_memory(&memory, (RING, DRIVER_EVENT, DEVICE_EVENT), size.into()).unwrap();
+    let areas = Areas { descriptors: RING, driver: DRIVER_EVENT, device: DEVICE_EVENT };
+    let layout = PackedLayout::in_memory(&memory, areas, size.into()).unwrap();
     Guest { memory, layout }
 }
 
@@ -132,8 +133,9 @@ fn sizes_and_alignment_are_checked() {
 
 #[test]
 fn ring_parts_are_bounds_checked() {
-    let of =
-        |ring, driver, device| PackedLayout::in_memory(&guest_memory(0x2000), (ring, driver, device), 256);
+    let of = |descriptors, driver, device| {
+        PackedLayout::in_memory(&guest_memory(0x2000), Areas { descriptors, driver, device }, 256)
+    };
     assert_eq!(of(0x1000, 0, 4).unwrap().size(), 256);
     assert!(matches!(of(0x1010, 0, 4), Err(RingError::Part { part: "descriptor ring", len: 4096, .. })));
     assert!(matches!(of(0, 0x1fff, 4), Err(RingError::Part { part: "driver event structure", .. })));

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use offcore_mem::GuestMemory;
 
+use crate::areas::Areas;
 use crate::chain::read_descriptor;
 pub use crate::chain::{Descriptor, MAX_SIZE, VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
 use crate::error::RingError;
@@ -99,16 +100,11 @@ impl SplitLayout {
         Ok(Self { desc, avail, used, size: size as u16, _memory: None })
     }
 
-    /// Describes a queue of `size` whose parts are at these front-end addresses of `memory`. The layout keeps the
-    /// memory mapped.
+    /// Describes a queue of `size` whose parts are at these addresses of `memory`. The layout keeps the memory mapped.
     ///
     /// # Errors
     /// The same as for [`SplitLayout::new`], and [`RingError::Part`] if a part is not completely in the memory.
-    pub fn in_memory(
-        memory: &Arc<GuestMemory>,
-        (desc, avail, used): (u64, u64, u64),
-        size: u32,
-    ) -> Result<Self, RingError> {
+    pub fn in_memory(memory: &Arc<GuestMemory>, areas: Areas, size: u32) -> Result<Self, RingError> {
         if size == 0 || size > u32::from(MAX_SIZE) || !size.is_power_of_two() {
             return Err(RingError::Size(size));
         }
@@ -116,9 +112,9 @@ impl SplitLayout {
         let find = |part, address, len| {
             memory.translate_user(address, len).ok_or(RingError::Part { part, address, len })
         };
-        let desc = find("descriptor table", desc, desc_len(queue_size))?;
-        let avail = find("available ring", avail, avail_len(queue_size))?;
-        let used = find("used ring", used, used_len(queue_size))?;
+        let desc = find("descriptor table", areas.descriptors, desc_len(queue_size))?;
+        let avail = find("available ring", areas.driver, avail_len(queue_size))?;
+        let used = find("used ring", areas.device, used_len(queue_size))?;
         // SAFETY: each part is completely in `memory`, which the layout keeps mapped.
         let layout = unsafe { Self::new(desc, avail, used, size) }?;
         Ok(Self { _memory: Some(Arc::clone(memory)), ..layout })

@@ -27,7 +27,12 @@ struct Guest {
 fn guest(size: u16) -> Guest {
     let memory = guest_memory(1 << 20);
     let base = memory.regions()[0].mapping().base();
-    let layout = SplitLayout::in_memory(&memory, (DESC, AVAIL, USED), size.into()).unwrap();
+    let layout = SplitLayout::in_memory(
+        &memory,
+        Areas { descriptors: DESC, driver: AVAIL, device: USED },
+        size.into(),
+    )
+    .unwrap();
     Guest { memory, base, layout }
 }
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use offcore_mem::GuestMemory;
 use offcore_mem::testing::guest_regions;
+use offcore_ring::Areas;
 use offcore_ring::device::{Buffer, Chain, DeviceQueue, Direction};
 use offcore_ring::driver;
 use offcore_ring::packed::{
@@ -283,8 +284,9 @@ impl Memory {
     }
 
     fn layout(&self) -> PackedLayout {
-        let parts = (RING as u64, DRIVER_EVENT as u64, DEVICE_EVENT as u64);
-        PackedLayout::in_memory(&self.guest, parts, self.size.into()).unwrap()
+        let areas =
+            Areas { descriptors: RING as u64, driver: DRIVER_EVENT as u64, device: DEVICE_EVENT as u64 };
+        PackedLayout::in_memory(&self.guest, areas, self.size.into()).unwrap()
     }
 
     fn at(&self, address: usize) -> NonNull<u8> {

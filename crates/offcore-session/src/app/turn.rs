@@ -55,7 +55,7 @@ impl<M: Segments> Turn<M> {
         if !nested {
             // Removes the state of a writer that has died.
             half.stop_writing();
-            half.claims.store(OPEN, Ordering::Release);
+            half.claims().store(OPEN, Ordering::Release);
         }
         let opener = !nested || swap(half, CLOSED, OPEN);
         Some(Self { memory, slot, opener })
@@ -77,7 +77,7 @@ impl<M: Segments> Turn<M> {
         let half = &self.slot()?.tx;
         for _ in 0..ATTEMPTS {
             let limit = half.start_writing();
-            let claims = half.claims.load(Ordering::Relaxed);
+            let claims = half.claims().load(Ordering::Relaxed);
             let from = if claims < FIRST { half.index() } else { claims - FIRST };
             let len = between(from, limit).min(most);
             if len < least.max(1) {
@@ -131,7 +131,7 @@ impl<M: Segments> Drop for Turn<M> {
     fn drop(&mut self) {
         let Some(half) = self.slot().filter(|_| self.opener).map(|slot| &slot.tx) else { return };
         for _ in 0..ATTEMPTS {
-            let claims = half.claims.load(Ordering::Relaxed);
+            let claims = half.claims().load(Ordering::Relaxed);
             if claims >= FIRST {
                 half.set_index(claims - FIRST);
             }
@@ -141,7 +141,7 @@ impl<M: Segments> Drop for Turn<M> {
                 return;
             }
         }
-        half.claims.store(CLOSED, Ordering::Release);
+        half.claims().store(CLOSED, Ordering::Release);
     }
 }
 
@@ -150,7 +150,7 @@ fn end(from: u64, len: usize) -> u64 {
 }
 
 fn swap(half: &Half, from: u64, to: u64) -> bool {
-    half.claims.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    half.claims().compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
 }
 
 #[cfg(all(test, not(loom)))]

@@ -20,20 +20,11 @@ impl Fifo<Tx> {
     /// block a copy still holds. Then nothing has changed.
     #[inline]
     pub fn grant(&mut self, arena: &mut Arena, upto: u64) -> bool {
-        self.grant_of(arena, upto, Share::Common)
-    }
-
-    /// Like [`Fifo::grant`], with the arena's reserve.
-    pub fn grant_reserved(&mut self, arena: &mut Arena, upto: u64) -> bool {
-        self.grant_of(arena, upto, Share::Reserved)
-    }
-
-    fn grant_of(&mut self, arena: &mut Arena, upto: u64, share: Share) -> bool {
         let Ok(more) = usize::try_from(upto.saturating_sub(self.end)) else { return false };
         if more == 0 {
             return true;
         }
-        let made = self.make(arena, self.end, more, share);
+        let made = self.make(arena, self.end, more, Share::Common);
         if made {
             self.half(arena).allow(self.end);
         }
@@ -65,7 +56,7 @@ impl Fifo<Tx> {
         self.written_and_held(arena).map(|(tail, _)| tail)
     }
 
-    /// Like [`Fifo::written`], with the matching `held_from` and `held_to`: see [`crate::slot`].
+    /// Like [`Fifo::written`], with the matching `held_from` and `held_to`: see `slot/half.rs`.
     ///
     /// # Errors
     /// As [`Fifo::written`].

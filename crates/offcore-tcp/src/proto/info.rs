@@ -35,21 +35,28 @@ pub struct Info {
     pub acknowledged: u64,
     /// Congestion window in bytes.
     pub cwnd: u64,
-    /// Slow start threshold in bytes.
-    pub ssthresh: u64,
-    /// Bytes in flight.
-    pub pipe: u64,
-    /// Smoothed round-trip time, its variation, and the minimum, in microseconds.
+    /// Smoothed round-trip time in microseconds.
     pub srtt: u64,
-    pub rttvar: u64,
-    pub min_rtt: Option<u64>,
-    /// Retransmission timeout in microseconds.
-    pub rto: u64,
-    pub recovery: RecoveryState,
+    pub recovery: RecoveryInfo,
     pub stats: RecoveryStats,
     /// Maximum payload bytes of our segments, and the estimate for the peer's segments.
     pub mss: u16,
     pub peer_mss: u16,
+}
+
+/// The state of a connection's loss recovery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RecoveryInfo {
+    pub state: RecoveryState,
+    /// Slow start threshold in bytes.
+    pub ssthresh: u64,
+    /// Bytes in flight.
+    pub pipe: u64,
+    /// Variation of the round-trip time, and the minimum, in microseconds.
+    pub rttvar: u64,
+    pub min_rtt: Option<u64>,
+    /// Retransmission timeout in microseconds.
+    pub rto: u64,
 }
 
 /// The state of a listener.
@@ -158,13 +165,15 @@ impl Stack {
             received: tcb.receiver.data_end(),
             acknowledged: tcb.sender.acknowledged(),
             cwnd: recovery.cwnd(),
-            ssthresh: recovery.ssthresh(),
-            pipe: recovery.pipe(),
             srtt: recovery.srtt(),
-            rttvar: recovery.rttvar(),
-            min_rtt: recovery.min_rtt(),
-            rto: recovery.rto(),
-            recovery: recovery.state(),
+            recovery: RecoveryInfo {
+                state: recovery.state(),
+                ssthresh: recovery.ssthresh(),
+                pipe: recovery.pipe(),
+                rttvar: recovery.rttvar(),
+                min_rtt: recovery.min_rtt(),
+                rto: recovery.rto(),
+            },
             stats: recovery.stats(),
             mss: tcb.sender.mss(),
             peer_mss: tcb.receiver.ack.peer_mss(),

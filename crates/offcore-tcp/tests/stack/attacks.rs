@@ -466,7 +466,7 @@ fn forged_path_mtu_does_not_last() {
     world.run(SECOND);
     let now = world.now;
     world.hosts[0].send(now, conn, &vec![7; 60 << 20]);
-    world.run_until(SECOND, |hosts| hosts[0].stack.info(conn).unwrap().pipe > 1 << 20);
+    world.run_until(SECOND, |hosts| hosts[0].stack.info(conn).unwrap().recovery.pipe > 1 << 20);
     let info = world.hosts[0].stack.info(conn).unwrap();
     let peer = peer::Peer::new((info.local.port(), 7), false);
     let now = world.now;

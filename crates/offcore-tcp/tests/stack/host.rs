@@ -75,7 +75,13 @@ pub(crate) struct Host {
     pub(crate) verified: bool,
     /// The worker is never idle.
     pub(crate) is_busy: bool,
-    copying: Vec<(usize, Copying)>,
+    copies: Copies,
+}
+
+/// The copies in flight, and the chance that decides on their order and their buffers.
+struct Copies {
+    /// The number of calls that each copy still takes.
+    in_flight: Vec<(usize, Copying)>,
     chance: SplitMix,
 }
 
@@ -127,8 +133,7 @@ impl Host {
             without_copies: false,
             verified: false,
             is_busy: false,
-            copying: Vec::new(),
-            chance: SplitMix::new(u64::from(last)),
+            copies: Copies { in_flight: Vec::new(), chance: SplitMix::new(u64::from(last)) },
         };
         host.take_out(1);
         host
@@ -233,31 +238,32 @@ impl Host {
             // An empty vector counts as work.
             self.stack.rx(now, 0, &mut [], &mut self.out);
         }
-        let busy = self.stack.has_ready() || !self.copying.is_empty();
+        let busy = self.stack.has_ready() || !self.copies.in_flight.is_empty();
         if busy { Some(now + 1) } else { self.stack.deadline(now).map(|due| due.max(now + 1)) }
     }
 
     fn order(&mut self, copying: Copying) {
-        let wait = if self.latency == 0 { 0 } else { self.chance.below(self.latency as u64 + 1) as usize };
-        self.copying.push((wait, copying));
+        let wait =
+            if self.latency == 0 { 0 } else { self.copies.chance.below(self.latency as u64 + 1) as usize };
+        self.copies.in_flight.push((wait, copying));
     }
 
     /// Completes copies in any order. Completions are reported in the order of the connection and direction.
     fn complete(&mut self, now: u64) {
-        for (wait, _) in &mut self.copying {
+        for (wait, _) in &mut self.copies.in_flight {
             *wait = wait.saturating_sub(1);
         }
         let (mut blocked, mut done) = (Vec::new(), None);
         let mut index = 0;
-        while index < self.copying.len() {
-            let (wait, copying) = &self.copying[index];
+        while index < self.copies.in_flight.len() {
+            let (wait, copying) = &self.copies.in_flight[index];
             let key = (copying.conn(), copying.is_plan());
             if *wait > 0 || blocked.contains(&key) {
                 blocked.push(key);
                 index += 1;
                 continue;
             }
-            let (_, copying) = self.copying.remove(index);
+            let (_, copying) = self.copies.in_flight.remove(index);
             self.finish(now, copying, &mut done);
         }
         self.report(&mut done);
@@ -280,10 +286,12 @@ impl Host {
 
     /// Makes all copies, in random order if `shuffled` is set, and reports them in their own order.
     fn drain(&mut self, now: u64) {
-        let copying = std::mem::take(&mut self.copying);
+        let copying = std::mem::take(&mut self.copies.in_flight);
         let mut order: Vec<usize> = (0..copying.len()).collect();
         if self.shuffled {
-            (1..order.len()).rev().for_each(|i| order.swap(i, self.chance.below(i as u64 + 1) as usize));
+            (1..order.len())
+                .rev()
+                .for_each(|i| order.swap(i, self.copies.chance.below(i as u64 + 1) as usize));
         }
         for at in order {
             if let (_, Copying::Place(place, bytes)) = &copying[at] {
@@ -338,7 +346,8 @@ impl Host {
             self.frames.push(control.bytes().to_vec());
         }
         let mut plans = std::mem::take(&mut self.out.plans);
-        let made = plans.iter().take_while(|_| self.starved == 0 || self.chance.below(100) >= self.starved);
+        let made =
+            plans.iter().take_while(|_| self.starved == 0 || self.copies.chance.below(100) >= self.starved);
         let made = made.count();
         for plan in plans.drain(made..).rev() {
             self.stack.give_up(&plan, &mut self.out);

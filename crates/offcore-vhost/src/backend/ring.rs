@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use offcore_dma::mover::MoverError;
 use offcore_mem::GuestMemory;
-use offcore_ring::{Inflight, Layout, RingError};
+use offcore_ring::{Areas, Inflight, Layout, RingError};
 use rustix::fs::OFlags;
 
 use super::{ControlError, RingState, VringStatus};
@@ -16,13 +16,10 @@ use crate::features::{VHOST_USER_F_PROTOCOL_FEATURES, effective, is_packed};
 use crate::message::Code;
 use crate::passed::{EVENTFD, PassedFd};
 
-/// Addresses of the ring parts in the front end's address space. For a packed ring, `avail` and `used` are the event
-/// suppression areas of the driver and the device.
+/// Addresses of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Addresses {
-    pub(super) desc: u64,
-    pub(super) avail: u64,
-    pub(super) used: u64,
+    pub(super) areas: Areas,
     /// Guest address for logging the used ring, if it differs from the address of the used ring.
     pub(super) log: Option<u64>,
 }
@@ -96,8 +93,7 @@ impl Ring {
         features: u64,
     ) -> Result<Option<Layout>, ControlError> {
         let (Some(size), Some(addresses)) = (self.size, self.addresses) else { return Ok(None) };
-        let parts = (addresses.desc, addresses.avail, addresses.used);
-        let layout = Layout::in_memory(memory, parts, size.into(), is_packed(features));
+        let layout = Layout::in_memory(memory, addresses.areas, size.into(), is_packed(features));
         layout.map(Some).map_err(|source| ControlError::Layout { queue: self.queue, source })
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping};
 use offcore_ring::split::{MAX_SIZE, avail_len, desc_len, used_len};
-use offcore_ring::{Layout, RingError, packed};
+use offcore_ring::{Areas, Layout, RingError, packed};
 use rustix::event::EventfdFlags;
 
 use super::{FrontEndConfig, FrontEndError, MemoryFd};
@@ -84,12 +84,13 @@ fn offsets(size: u16, is_packed: bool) -> Offsets {
     Offsets { avail: avail_at, used: used_at, len: (used_at + used).next_multiple_of(ALIGN) }
 }
 
-/// Returns the addresses of the parts of virtqueue `index` (descriptor area, driver area, device area) if a front end's
-/// virtqueues of `size` descriptors begin at `address`.
-pub fn ring_parts(address: u64, index: u8, size: u16, is_packed: bool) -> (u64, u64, u64) {
+/// Returns the addresses of the parts of virtqueue `index` if a front end's virtqueues of `size` descriptors begin at
+/// `address`.
+pub fn ring_areas(address: u64, index: u8, size: u16, is_packed: bool) -> Areas {
     let offsets = offsets(size, is_packed);
-    let desc = address + u64::from(index) * offsets.len as u64;
-    (desc, desc + offsets.avail as u64, desc + offsets.used as u64)
+    let descriptors = address + u64::from(index) * offsets.len as u64;
+    let (driver, device) = (descriptors + offsets.avail as u64, descriptors + offsets.used as u64);
+    Areas { descriptors, driver, device }
 }
 
 /// A place for the virtqueues within packet memory, whose guest addresses are equal to its front-end addresses.
@@ -153,9 +154,9 @@ impl RingMemory {
                 .map_err(|source| FrontEndError::System { what: "eventfd", source: source.into() })
         };
         let queue = |index: u8| {
-            let parts = ring_parts(self.place.address, index, config.queue_size, packed);
-            let layout = Layout::in_memory(&self.place.memory, parts, config.queue_size.into(), packed)?;
-            let (desc, avail, used) = parts;
+            let areas = ring_areas(self.place.address, index, config.queue_size, packed);
+            let layout = Layout::in_memory(&self.place.memory, areas, config.queue_size.into(), packed)?;
+            let Areas { descriptors: desc, driver: avail, device: used } = areas;
             let addresses = VringAddr { index: index.into(), flags: 0, desc, used, avail, log: 0 };
             Ok(DriverQueue { index, layout, addresses, features, kick: eventfd()?, call: eventfd()? })
         };

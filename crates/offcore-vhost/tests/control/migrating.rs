@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping};
 use offcore_ring::device::Direction;
-use offcore_ring::{Layout, driver, packed};
+use offcore_ring::{Areas, Layout, driver, packed};
 use offcore_vhost::features::{VHOST_F_LOG_ALL, VIRTIO_F_RING_PACKED};
 use offcore_vhost::message::{LogArea, MemoryRegion, Request, VHOST_VRING_F_LOG, VringAddr, VringFd};
 use offcore_vhost::testing;
@@ -58,7 +58,8 @@ impl Migrating {
         let memory = Arc::new(GuestMemory::new(vec![region]).unwrap());
         let queue = |index| {
             let ring = addresses(index);
-            let layout = Layout::in_memory(&memory, (ring.desc, ring.avail, ring.used), SIZE, packed);
+            let areas = Areas { descriptors: ring.desc, driver: ring.avail, device: ring.used };
+            let layout = Layout::in_memory(&memory, areas, SIZE, packed);
             driver::Queue::new(layout.unwrap(), false)
         };
         let mut rx: driver::Queue<u64> = queue(0);

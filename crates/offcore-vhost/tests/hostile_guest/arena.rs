@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use offcore_mem::{GuestMemory, GuestRegion, Mapping};
+use offcore_ring::Areas;
 use offcore_ring::split::{Descriptor, SplitLayout};
 use offcore_vhost::VringConfig;
 use rustix::mm::{MprotectFlags, mprotect};
@@ -67,8 +68,8 @@ impl Arena {
 
     pub(crate) fn layout(&self, ring: Ring, size: u16) -> SplitLayout {
         let user = |address| address + USER;
-        let parts = (user(ring.desc), user(ring.avail), user(ring.used));
-        SplitLayout::in_memory(&self.memory, parts, size.into()).unwrap()
+        let areas = Areas { descriptors: user(ring.desc), driver: user(ring.avail), device: user(ring.used) };
+        SplitLayout::in_memory(&self.memory, areas, size.into()).unwrap()
     }
 
     pub(crate) fn config(&self, ring: Ring, size: u16, features: u64, base: u16) -> VringConfig {

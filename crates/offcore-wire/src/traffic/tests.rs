@@ -96,6 +96,10 @@ proptest! {
 
         let src_port = if vary.src_port { src_port.wrapping_add(flow as u16) } else { src_port };
         let dst_port = if vary.dst_port { dst_port.wrapping_add(flow as u16) } else { dst_port };
+        let is_valid_v6 = |src, dst, protocol| {
+            let bytes = &frame[template.transport..];
+            (Sum::pseudo_v6(src, dst, protocol, bytes.len() as u32) + Sum::of(bytes)).is_valid()
+        };
         match parsed.transport.unwrap() {
             TransportSlice::Tcp(tcp) => {
                 prop_assert_eq!((tcp.source_port(), tcp.destination_port()), (src_port, dst_port));
@@ -104,7 +108,7 @@ proptest! {
                 let tcp = TcpSegment::new_checked(&frame[template.transport..]).unwrap();
                 let valid = match (src, dst) {
                     (IpAddr::V4(src), IpAddr::V4(dst)) => tcp.verify_checksum_v4(src, dst),
-                    (IpAddr::V6(src), IpAddr::V6(dst)) => tcp.verify_checksum_v6(src, dst),
+                    (IpAddr::V6(src), IpAddr::V6(dst)) => is_valid_v6(src, dst, IpProtocol::TCP),
                     _ => false,
                 };
                 prop_assert!(valid);
@@ -114,7 +118,10 @@ proptest! {
                 prop_assert_eq!(udp.payload(), &payload[..]);
                 let udp = UdpDatagram::new_checked(&frame[template.transport..]).unwrap();
                 match (src, dst) {
-                    (IpAddr::V6(src), IpAddr::V6(dst)) => prop_assert!(udp.verify_checksum_v6(src, dst)),
+                    (IpAddr::V6(src), IpAddr::V6(dst)) => {
+                        // The checksum is mandatory over IPv6 (RFC 8200, section 8.1).
+                        prop_assert!(udp.checksum() != 0 && is_valid_v6(src, dst, IpProtocol::UDP));
+                    }
                     _ => prop_assert_eq!(udp.checksum(), 0),
                 }
             }

@@ -86,17 +86,26 @@ pub(crate) fn or<T: Clone>(given: &[T], otherwise: &[T]) -> Vec<T> {
     if given.is_empty() { otherwise.to_vec() } else { given.to_vec() }
 }
 
-/// Checks that a `given` flag applies to one or more of the `cases`. Otherwise the results would suggest that the flag
-/// was applied.
-pub(super) fn check_flag_cases<C: PartialEq>(
-    cases: &[C],
-    given: bool,
-    flag: &str,
-    (wanted, names): (&[C], &str),
-) -> Result<(), String> {
-    match !given || cases.iter().any(|case| wanted.contains(case)) {
-        true => Ok(()),
-        false => Err(format!("{flag} requires --case {names}: add the case, or remove {flag}")),
+/// The cases that a flag applies to.
+#[derive(Clone, Copy)]
+pub(super) struct FlagCases<'a, C> {
+    pub(super) cases: &'a [C],
+    /// Their names in an error message.
+    pub(super) names: &'a str,
+}
+
+impl<'a, C: PartialEq> FlagCases<'a, C> {
+    pub(super) const fn new(cases: &'a [C], names: &'a str) -> Self {
+        Self { cases, names }
+    }
+
+    /// Checks that a `given` flag applies to one or more of the `chosen` cases. Otherwise the results would suggest
+    /// that the flag was applied.
+    pub(super) fn check(self, chosen: &[C], given: bool, flag: &str) -> Result<(), String> {
+        match !given || chosen.iter().any(|case| self.cases.contains(case)) {
+            true => Ok(()),
+            false => Err(format!("{flag} requires --case {}: add the case, or remove {flag}", self.names)),
+        }
     }
 }
 

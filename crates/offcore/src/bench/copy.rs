@@ -9,7 +9,7 @@ use offcore_bench::progress::Progress;
 use offcore_bench::row::Row;
 use offcore_bench::temperature::Temperature;
 
-use super::cells::{CellArgs, check_flag_cases, or};
+use super::cells::{CellArgs, FlagCases, or};
 use super::columns::*;
 use super::{Rows, end_to_end};
 use crate::args::one_of;
@@ -109,8 +109,8 @@ fn cases(args: &CopyArgs) -> Result<Vec<Case>, String> {
         (true, Some(Peer::Dpdk)) => vec![Case::EndToEnd],
         (true, None) => vec![Case::CoreCost],
     };
-    const COSTS: (&[Case], &str) = (&[Case::CoreCost], "core-cost");
-    const RATES: (&[Case], &str) = (&[Case::EndToEnd], "end-to-end");
+    const COSTS: FlagCases<'_, Case> = FlagCases::new(&[Case::CoreCost], "core-cost");
+    const RATES: FlagCases<'_, Case> = FlagCases::new(&[Case::EndToEnd], "end-to-end");
     for (given, flag, wanted) in [
         (!args.cells.temperatures.is_empty(), "--temperature", COSTS),
         (!args.cells.modes.is_empty(), "--mode", COSTS),
@@ -121,7 +121,7 @@ fn cases(args: &CopyArgs) -> Result<Vec<Case>, String> {
         (!args.directions.is_empty(), "--direction", RATES),
         (args.peer.is_some(), "--peer dpdk", RATES),
     ] {
-        check_flag_cases(&cases, given, flag, wanted)?;
+        wanted.check(&cases, given, flag)?;
     }
     Ok(cases)
 }

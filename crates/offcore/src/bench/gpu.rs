@@ -11,7 +11,7 @@ use offcore_bench::row::{GpuColumns, Row};
 use offcore_flow::check_lcores;
 use offcore_stats::lcore;
 
-use super::cells::{BenchArgs, check_flag_cases};
+use super::cells::{BenchArgs, FlagCases};
 use super::columns::{self, *};
 use super::{FRAME, Rows, plot_file};
 use crate::args::{Lcores, one_of, within};
@@ -143,7 +143,7 @@ fn check(args: &GpuArgs) -> Result<(), String> {
     for (given, flag, case) in
         [(!args.sizes.is_empty(), "--sizes", Case::Io), (!args.works.is_empty(), "--work", Case::BreakEven)]
     {
-        check_flag_cases(&cases, given, flag, (&[case], case.name()))?;
+        FlagCases::new(&[case], case.name()).check(&cases, given, flag)?;
     }
     if !args.slots.is_power_of_two() {
         return Err(format!(

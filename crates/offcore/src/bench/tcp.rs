@@ -15,7 +15,7 @@ use offcore_bench::temperature::Temperature;
 use offcore_dma::Mode;
 
 use super::Rows;
-use super::cells::{BenchArgs, check_flag_cases, or, setups, temperature};
+use super::cells::{BenchArgs, FlagCases, or, setups, temperature};
 use crate::args::size;
 use crate::args::{choice, mode, one_of, within};
 use crate::failure::Failure;
@@ -200,13 +200,13 @@ fn measure(args: &TcpBenchArgs, case: Case, options: Options, rows: &mut Rows) -
 
 /// Returns the cases with their options.
 fn cases(args: &TcpBenchArgs) -> Result<Vec<(Case, Options)>, Failure> {
-    const SEGMENTS: (&[Case], &str) =
-        (&[Case::CoreCost, Case::Idle, Case::Requests], "core-cost, idle or requests");
-    const SIDES: (&[Case], &str) = (
+    const SEGMENTS: FlagCases<'_, Case> =
+        FlagCases::new(&[Case::CoreCost, Case::Idle, Case::Requests], "core-cost, idle or requests");
+    const SIDES: FlagCases<'_, Case> = FlagCases::new(
         &[Case::CoreCost, Case::Idle, Case::OpenClose, Case::Veth, Case::Paths],
         "core-cost, idle, open-close, veth or paths",
     );
-    const CONNECTIONS: (&[Case], &str) = (
+    const CONNECTIONS: FlagCases<'_, Case> = FlagCases::new(
         &[Case::CoreCost, Case::Idle, Case::OpenClose, Case::Requests],
         "core-cost, idle, open-close or requests",
     );
@@ -218,10 +218,10 @@ fn cases(args: &TcpBenchArgs) -> Result<Vec<(Case, Options)>, Failure> {
         (!args.engines.is_empty(), "--engine"),
         (args.past_caches, "--past-caches"),
     ] {
-        check_flag_cases(&args.cases, given, flag, SEGMENTS)?;
+        SEGMENTS.check(&args.cases, given, flag)?;
     }
-    check_flag_cases(&args.cases, !args.sides.is_empty(), "--side", SIDES)?;
-    check_flag_cases(&args.cases, !args.connections.is_empty(), "--connections", CONNECTIONS)?;
+    SIDES.check(&args.cases, !args.sides.is_empty(), "--side")?;
+    CONNECTIONS.check(&args.cases, !args.connections.is_empty(), "--connections")?;
     args.cases.iter().map(|&case| Ok((case, options(args, case)?))).collect()
 }
 

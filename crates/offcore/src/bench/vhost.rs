@@ -22,7 +22,7 @@ use offcore_bench::workload::{GuestKind, Ring, Route};
 use offcore_stats::lcore;
 
 use super::Rows;
-use super::cells::{CellArgs, check_flag_cases, or};
+use super::cells::{CellArgs, FlagCases, or};
 use crate::args::{one_of, within};
 use crate::failure::Failure;
 use table::table;
@@ -164,17 +164,21 @@ fn cases(args: &VhostArgs) -> Result<Vec<Case>, String> {
         (true, Some(Peer::Ovs)) => vec![Case::GuestToGuestEndToEnd],
         (true, _) => vec![Case::CoreCost, Case::SubmitReap],
     };
-    const COSTS: (&[Case], &str) =
-        (&[Case::CoreCost, Case::Imix, Case::GuestToGuest], "core-cost, imix or guest-to-guest");
-    const RATES: (&[Case], &str) =
-        (&[Case::EndToEnd, Case::GuestToGuestEndToEnd], "end-to-end or guest-to-guest-e2e");
-    const ENGINES: (&[Case], &str) = (
+    const COSTS: FlagCases<'_, Case> = FlagCases::new(
+        &[Case::CoreCost, Case::Imix, Case::GuestToGuest],
+        "core-cost, imix or guest-to-guest",
+    );
+    const RATES: FlagCases<'_, Case> =
+        FlagCases::new(&[Case::EndToEnd, Case::GuestToGuestEndToEnd], "end-to-end or guest-to-guest-e2e");
+    const ENGINES: FlagCases<'_, Case> = FlagCases::new(
         &[Case::CoreCost, Case::Imix, Case::Flip, Case::GuestToGuest, Case::WorkNs, Case::SubmitReap],
         "core-cost, imix, flip, guest-to-guest, work-ns or submit-reap",
     );
-    const BETWEEN: (&[Case], &str) =
-        (&[Case::GuestToGuest, Case::GuestToGuestEndToEnd], "guest-to-guest or guest-to-guest-e2e");
-    const DRAWN: (&[Case], &str) = (
+    const BETWEEN: FlagCases<'_, Case> = FlagCases::new(
+        &[Case::GuestToGuest, Case::GuestToGuestEndToEnd],
+        "guest-to-guest or guest-to-guest-e2e",
+    );
+    const DRAWN: FlagCases<'_, Case> = FlagCases::new(
         &[Case::CoreCost, Case::Imix, Case::GuestToGuest, Case::WorkNs],
         "core-cost, guest-to-guest or work-ns",
     );
@@ -184,14 +188,14 @@ fn cases(args: &VhostArgs) -> Result<Vec<Case>, String> {
         (!cells.engines.is_empty(), "--engine", ENGINES),
         (args.guests != [GuestKind::Simple], "--guest linux", COSTS),
         (args.copies != 1, "--copies 2", BETWEEN),
-        (args.max_latency.is_some(), "--max-latency", (&[Case::Latency], "latency")),
+        (args.max_latency.is_some(), "--max-latency", FlagCases::new(&[Case::Latency], "latency")),
         (args.peer == Some(Peer::DpdkLib), "--peer dpdk-lib", COSTS),
         (args.peer == Some(Peer::Dpdk), "--peer dpdk", RATES),
-        (args.peer == Some(Peer::Ovs), "--peer ovs", (&RATES.0[1..], "guest-to-guest-e2e")),
+        (args.peer == Some(Peer::Ovs), "--peer ovs", FlagCases::new(&RATES.cases[1..], "guest-to-guest-e2e")),
         (cells.plot.is_some(), "--plot", DRAWN),
         (cells.background, "--background", COSTS),
     ] {
-        check_flag_cases(&cases, given, flag, wanted)?;
+        wanted.check(&cases, given, flag)?;
     }
     let rings = args.rings.iter().any(|&ring| ring != Ring::Split);
     for (given, flag, unwanted, names) in [

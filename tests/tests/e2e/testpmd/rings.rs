@@ -8,21 +8,27 @@ use peers::require::note;
 use super::{Case, every_pattern, has_packed_vectors};
 use crate::switch::{Copies, full};
 
-/// The kinds of ring, by `(packed, in_order, vectorized)`. DPDK has a separate receive or transmit function for each.
-const SPLIT: Kind = (false, false, false);
-const SPLIT_IN_ORDER: Kind = (false, true, false);
-const SPLIT_VECTORIZED: Kind = (false, false, true);
-const PACKED: Kind = (true, false, false);
-const PACKED_IN_ORDER: Kind = (true, true, false);
-const PACKED_VECTORIZED: Kind = (true, true, true);
+/// The kinds of ring. DPDK has a separate receive or transmit function for each.
+const SPLIT: Kind = Kind { packed: false, in_order: false, vectorized: false };
+const SPLIT_IN_ORDER: Kind = Kind { packed: false, in_order: true, vectorized: false };
+const SPLIT_VECTORIZED: Kind = Kind { packed: false, in_order: false, vectorized: true };
+const PACKED: Kind = Kind { packed: true, in_order: false, vectorized: false };
+const PACKED_IN_ORDER: Kind = Kind { packed: true, in_order: true, vectorized: false };
+const PACKED_VECTORIZED: Kind = Kind { packed: true, in_order: true, vectorized: true };
 
-type Kind = (bool, bool, bool);
+#[derive(Clone, Copy)]
+struct Kind {
+    packed: bool,
+    in_order: bool,
+    vectorized: bool,
+}
 
 /// `(mrg_rxbuf, queue_size, queues, copies)`.
 type Shape = (bool, u16, u16, Copies);
 
 /// Runs a kind in each of these shapes, or in all shapes in a full run.
-fn in_shapes((packed, in_order, vectorized): Kind, shapes: &[Shape]) {
+fn in_shapes(kind: Kind, shapes: &[Shape]) {
+    let Kind { packed, in_order, vectorized } = kind;
     let run = |&(mrg_rxbuf, queue_size, queues, copies): &Shape| {
         every_pattern(Case { packed, in_order, vectorized, mrg_rxbuf, queue_size, queues, copies });
     };

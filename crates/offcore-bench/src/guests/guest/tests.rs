@@ -7,7 +7,7 @@ use offcore_ring::device::{self, Buffer, DeviceQueue};
 use offcore_ring::testing::single;
 use offcore_ring::with_queue;
 use offcore_vhost::features::NET_HEADER;
-use offcore_vhost::frontend::ring_parts;
+use offcore_vhost::frontend::ring_areas;
 use offcore_wire::template::UDP_HEADERS_LEN;
 
 use crate::guests::workload::Workload;
@@ -32,10 +32,10 @@ impl Looped {
         let memory = guest_memory(2 * buffers * STRIDE + (1 << 16));
         let traffic = Traffic::over(&memory, &memory, workload, buffers).unwrap();
         let ring = |index| {
-            let parts = ring_parts((2 * buffers * STRIDE) as u64, index, RING, false);
-            Layout::in_memory(&memory, parts, RING.into(), false).unwrap()
+            let areas = ring_areas((2 * buffers * STRIDE) as u64, index, RING, false);
+            Layout::in_memory(&memory, areas, RING.into(), false).unwrap()
         };
-        let guests = Guests::new(&Arc::new(Mutex::new(traffic)), (ring(0), ring(1)), 0);
+        let guests = Guests::new(&Arc::new(Mutex::new(traffic)), ring(0), ring(1), 0);
         let [rx, tx] = [ring(0), ring(1)].map(|layout| device::Queue::new(layout, 0, false, false).unwrap());
         Self { guests, memory, rx, tx }
     }

@@ -75,7 +75,8 @@ impl<'a> Load<'a> {
         cell: Cell,
         site: &'a Site<'_>,
         dir: &TempDir,
-        (far, lcore): (&'a Netns, usize),
+        far: &'a Netns,
+        lcore: usize,
         seconds: u64,
     ) -> Result<Self> {
         let script = dir.file("wrk.lua");

@@ -151,7 +151,8 @@ impl Server {
     /// Starts nginx on our stack, on an interface of `netns`.
     pub(in crate::tcp) fn ours(
         site: &Site<'_>,
-        (netns, interface): (&Netns, &str),
+        netns: &Netns,
+        interface: &str,
         binary: &Path,
     ) -> Result<Self> {
         let socket = site.dir.file("stack").display().to_string();
@@ -162,18 +163,19 @@ impl Server {
         wait_for_socket(&mut stack, Path::new(&socket))?;
         let mut nginx = site.command(netns, binary);
         nginx.args(["exec", "--stack", &socket, "--"]);
-        Self::start(site, (nginx, "ours"), "10.77.0.2", Some(stack))
+        Self::start(site, nginx, "ours", "10.77.0.2", Some(stack))
     }
 
     /// Starts nginx on the kernel's stack.
     pub(in crate::tcp) fn kernels(site: &Site<'_>, netns: &Netns) -> Result<Self> {
         netns.run("sysctl", &["-qw", "net.core.somaxconn=8192"])?;
-        Self::start(site, (site.command(netns, Path::new("env")), "theirs"), "10.78.0.2", None)
+        Self::start(site, site.command(netns, Path::new("env")), "theirs", "10.78.0.2", None)
     }
 
     pub(in crate::tcp) fn start(
         site: &Site<'_>,
-        (mut command, name): (Command, &str),
+        mut command: Command,
+        name: &str,
         address: &str,
         stack: Option<Process>,
     ) -> Result<Self> {

@@ -63,7 +63,7 @@ impl<'a> Hosts<'a> {
         client.configure("ours", "10.77.0.1/24")?;
         client.configure("near", "10.78.0.1/24")?;
         kernel.configure("theirs", &format!("{}/24", ADDRESSES[1]))?;
-        congestion_control((kernel, "theirs"), (client, ["near", "ours"]), "cubic")?;
+        congestion_control(kernel, "theirs", client, ["near", "ours"], "cubic")?;
         hosts.wait("the stack's socket", |hosts| hosts.socket.exists())?;
         Ok(hosts)
     }
@@ -106,8 +106,8 @@ impl Programs {
     pub(super) fn start(site: &Site<'_>, hosts: &Hosts<'_>, options: &KernelOptions) -> Result<Self> {
         let [ours, theirs] = hosts.commands(site, options, &[]);
         let nginx = [
-            Server::start(site, (ours, "ours"), ADDRESSES[0], None)?,
-            Server::start(site, (theirs, "theirs"), ADDRESSES[1], None)?,
+            Server::start(site, ours, "ours", ADDRESSES[0], None)?,
+            Server::start(site, theirs, "theirs", ADDRESSES[1], None)?,
         ];
         let mut programs = Self { _nginx: nginx, others: Vec::new() };
         let page = site.dir.file("php");

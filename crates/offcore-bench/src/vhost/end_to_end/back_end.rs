@@ -102,7 +102,8 @@ impl Ours {
         sockets: &[PathBuf],
         core: usize,
         pool: &'static Pool,
-        (forward, one_copy): (Option<Forward>, bool),
+        forward: Option<Forward>,
+        one_copy: bool,
     ) -> Result<Self> {
         let page = StatsPage::new(1 << 16)?;
         let mut mover = Mover::new();
@@ -116,7 +117,7 @@ impl Ours {
         }
         let tasks: Vec<Box<dyn Task>> = match forward {
             None => vec![Box::new(bridge(rxs, txs))],
-            Some(mode) => forwarding(rxs, txs, (mode, one_copy && sockets.len() > 1), &mut mover)?,
+            Some(mode) => forwarding(rxs, txs, mode, one_copy && sockets.len() > 1, &mut mover)?,
         };
         let worker = Worker::new(tasks, mover, pool.cache());
         let mut ours = Self::over(worker, core, ports)?;
@@ -135,7 +136,7 @@ impl Ours {
         let thread = std::thread::Builder::new().name("bench-worker".into()).spawn(move || {
             // The receiver exists until the answer has arrived.
             let _ = ready.send(lcore::pin(core));
-            run_commands(worker, (&shared.0, &shared.1), &incoming, &outgoing);
+            run_commands(worker, &shared.0, &shared.1, &incoming, &outgoing);
         })?;
         let thread = Some(thread);
         let orders = Some(orders);
@@ -162,7 +163,8 @@ impl Ours {
 fn forwarding(
     rxs: Vec<Box<dyn RxQueue>>,
     mut txs: Vec<Box<dyn TxQueue>>,
-    (mode, one_copy): (Forward, bool),
+    mode: Forward,
+    one_copy: bool,
     mover: &mut Mover,
 ) -> Result<Vec<Box<dyn Task>>> {
     txs.rotate_left(1);
@@ -197,7 +199,8 @@ fn gone() -> anyhow::Error {
 /// Main function of the worker's thread. It sleeps until a command arrives.
 fn run_commands(
     mut worker: Worker,
-    (forwarding, moved): (&AtomicBool, &AtomicU64),
+    forwarding: &AtomicBool,
+    moved: &AtomicU64,
     orders: &Receiver<Order>,
     done: &Sender<Done>,
 ) {

@@ -9,7 +9,7 @@ pub(crate) fn pair(dir: &TempDir, mode: Forward) -> (Ours, RoundTrips) {
     let pool = Pool::new(BUFFERS as usize, 2048, Hugepages::None).unwrap();
     let core = lcore::available().unwrap()[0];
     let sockets = [dir.file("s")];
-    let ours = Ours::start(&sockets, core, pool, (Some(mode), true)).unwrap();
+    let ours = Ours::start(&sockets, core, pool, Some(mode), true).unwrap();
     let load =
         RoundTrips::connect(&sockets, Ring::Split, 64, Way::Rewritten(Some(PORT_MAC)), Hugepages::None)
             .unwrap();

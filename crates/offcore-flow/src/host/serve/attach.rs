@@ -349,7 +349,7 @@ impl Serve {
         calls: &mut Calls<'_>,
     ) {
         let app = match memory {
-            Some(memory) => self.add_app(user, key, (memory, share), calls),
+            Some(memory) => self.add_app(user, key, memory, share, calls),
             None => Err(Errno::NOMEM),
         };
         let is_one = |guest: &Guest| guest.user == user && guest.waits == Some(key);
@@ -415,7 +415,8 @@ impl Serve {
         &mut self,
         user: u32,
         key: [u8; KEY],
-        (memory, share): (AppMemory, Share),
+        memory: AppMemory,
+        share: Share,
         calls: &mut Calls<'_>,
     ) -> Result<usize, Errno> {
         let at = self.registry.next_index().ok_or(Errno::USERS)?;

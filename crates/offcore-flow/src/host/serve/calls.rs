@@ -545,14 +545,14 @@ fn info_words(info: &Info) -> [u32; INFO] {
     let word = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
     let known = [
         state,
-        word(info.rto),
+        word(info.recovery.rto),
         word(mss),
         word(info.peer_mss.into()),
         word(info.outstanding.div_ceil(mss)),
         word(info.srtt),
-        word(info.rttvar),
+        word(info.recovery.rttvar),
         word(info.cwnd / mss),
-        word(info.ssthresh / mss),
+        word(info.recovery.ssthresh / mss),
         [info.stats.fast, info.stats.timeout, info.stats.probes].into_iter().fold(0, u32::saturating_add),
     ];
     let mut words = [0; INFO];

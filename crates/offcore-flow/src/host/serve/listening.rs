@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use super::acceptor::{AcceptResult, Acceptor, Kernel, Name};
 use super::descriptors::{KERNEL_LISTENER, SESSION};
 use super::key::{Key, Source};
-use super::session::{Listener, Session, SessionKind};
+use super::session::{Listener, Passed, Session, SessionKind};
 use super::sessions::InitialState;
 use super::{Serve, wire};
 use crate::host::Calls;
@@ -32,9 +32,6 @@ const LONGEST_DELAY: u64 = 64_000;
 
 /// The warning for a listener whose kernel connections cannot be accepted.
 pub(super) const KERNEL_ACCEPT_WARNING: &str = "a listener does not get the kernel's connections";
-
-/// A connection on its way to the application.
-type Passed = (Accepted, OwnedFd);
 
 impl Serve {
     fn listener(&mut self, app: usize, number: u32) -> Option<&mut Listener> {
@@ -128,7 +125,11 @@ impl Serve {
             match listener.come.pop_front() {
                 None => return true,
                 Some(AcceptResult::Connection(fd)) => {
-                    if !self.pass(app, number, (Accepted { session: Named::default() }, fd)) {
+                    if !self.pass(
+                        app,
+                        number,
+                        Passed { accepted: Accepted { session: Named::default() }, end: fd },
+                    ) {
                         return false;
                     }
                 }
@@ -211,7 +212,7 @@ impl Serve {
         let Some(application) = self.registry.app(app) else { return };
         let Listener { kernel, come, held, .. } = listener;
         // Ends of sessions are closed immediately.
-        let held = held.filter(is_kernel_connection);
+        let held = held.filter(Passed::is_of_kernel);
         if !come.is_empty() || held.is_some() {
             self.helpers.errands.close(application.user(), (come, held, kernel.as_ref().map(Kernel::charge)));
         }
@@ -320,23 +321,24 @@ impl Serve {
         if calls.stack.has_ended(conn) {
             self.peer_ended(conn);
         }
-        Ok((Accepted { session: made.named }, made.end))
+        Ok(Passed { accepted: Accepted { session: made.named }, end: made.end })
     }
 
     /// Sends a connection to the application. Returns `false` if the listener's queue is full, in which case the
     /// connection waits, or if the listener is closed.
-    fn pass(&mut self, app: usize, number: u32, (accepted, end): Passed) -> bool {
+    fn pass(&mut self, app: usize, number: u32, passed: Passed) -> bool {
         let Some(application) = self.app(app) else { return false };
         let user = application.user();
         let ours = application.session(number).and_then(|session| session.ours());
         let from = tsc::now();
-        let sent =
-            ours.map_or(Err(Errno::BADF), |ours| wire::send(ours, &accepted.to_bytes(), &[end.as_fd()]));
+        let sent = ours.map_or(Err(Errno::BADF), |ours| {
+            wire::send(ours, &passed.accepted.to_bytes(), &[passed.end.as_fd()])
+        });
         self.woke(app, tsc::now().saturating_sub(from));
         // The queue is full (`EAGAIN`: the kernel reports room), or the user has too many descriptors in flight.
         if let Err(error @ (Errno::AGAIN | Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM)) = sent {
             if let Some(listener) = self.listener(app, number) {
-                listener.held = Some((accepted, end));
+                listener.held = Some(passed);
             }
             match error {
                 Errno::AGAIN => self.set_armed(app, number, true),
@@ -347,8 +349,7 @@ impl Serve {
         if let Some(listener) = self.listener(app, number) {
             listener.delay = 0;
         }
-        let passed = (accepted, end);
-        if is_kernel_connection(&passed) {
+        if passed.is_of_kernel() {
             self.helpers.errands.close(user, passed);
         }
         // After another error the listener is closed, and its hang-up follows. The session of the connection ends with
@@ -396,9 +397,4 @@ impl Serve {
             let _ = self.polling.watch.change(user, ours, key, wanted);
         }
     }
-}
-
-/// Whether a connection belongs to the kernel, not to a session.
-fn is_kernel_connection((accepted, _): &Passed) -> bool {
-    accepted.session == Named::default()
 }

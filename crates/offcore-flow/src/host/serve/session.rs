@@ -53,7 +53,7 @@ pub(super) struct Listener {
     pub(super) kernel: Option<Kernel>,
     pub(super) come: VecDeque<AcceptResult>,
     /// A message that did not fit into the queue, with its descriptor.
-    pub(super) held: Option<(Accepted, OwnedFd)>,
+    pub(super) held: Option<Passed>,
     /// The listener is in its application's queue of listeners.
     pub(super) queued: bool,
     /// The session's end reports an event when its queue has room.
@@ -62,6 +62,20 @@ pub(super) struct Listener {
     /// microseconds, which grows with each failure.
     pub(super) due: u64,
     pub(super) delay: u64,
+}
+
+/// A connection on its way to the application.
+#[derive(Debug)]
+pub(super) struct Passed {
+    pub(super) accepted: Accepted,
+    pub(super) end: OwnedFd,
+}
+
+impl Passed {
+    /// Returns whether the connection belongs to the kernel, not to a session.
+    pub(super) fn is_of_kernel(&self) -> bool {
+        self.accepted.session == Named::default()
+    }
 }
 
 /// A session.

@@ -86,7 +86,7 @@ fn small_ring_resumes_from_every_state() {
             inflight.publish(old, new);
             for at in 0..u32::from(SIZE) {
                 let flags = (of(number, at) | VIRTQ_DESC_F_NEXT).to_le_bytes();
-                ring.write_at(PARTS.0 as usize + DESCRIPTOR * at as usize + 14, &flags);
+                ring.write_at(AREAS.descriptors as usize + DESCRIPTOR * at as usize + 14, &flags);
                 let word = u64::from(of(kept, at) | VIRTQ_DESC_F_WRITE) << 48;
                 inflight.keep(at, word);
             }
@@ -100,7 +100,7 @@ fn small_ring_resumes_from_every_state() {
             assert!(base == u32::from(old) * 0x1_0001 || base == u32::from(new) * 0x1_0001);
             for at in 0..u32::from(SIZE) {
                 let mut bytes = [0; 2];
-                ring.read_at(PARTS.0 as usize + DESCRIPTOR * at as usize + 14, &mut bytes);
+                ring.read_at(AREAS.descriptors as usize + DESCRIPTOR * at as usize + 14, &mut bytes);
                 let (is, was) = (u16::from_le_bytes(bytes), of(number, at));
                 let is_kept = is == was | VIRTQ_DESC_F_NEXT;
                 // It is available again, in the turn in which it was available before.

@@ -29,7 +29,12 @@ fn positions_map_to_distinct_entries() {
         let memory = guest_memory(parts.iter().map(|len| len.next_multiple_of(4096)).sum());
         let avail = parts[0].next_multiple_of(4096) as u64;
         let used = avail + parts[1].next_multiple_of(4096) as u64;
-        let layout = SplitLayout::in_memory(&memory, (0, avail, used), size.into()).unwrap();
+        let layout = SplitLayout::in_memory(
+            &memory,
+            Areas { descriptors: 0, driver: avail, device: used },
+            size.into(),
+        )
+        .unwrap();
         let offset = |address: usize, part: NonNull<u8>| address - part.as_ptr() as usize;
         for position in 0..=u16::MAX {
             let index = usize::from(position % size);

@@ -401,8 +401,8 @@ impl Game {
         let acknowledged = session.writer.acknowledged();
         assert!(acknowledged <= peer.acked.min(session.sent as u64), "{acknowledged} of {}", peer.acked);
         if let Some(info) = host.stack.info(*conn) {
-            assert!(info.cwnd > 0 && info.mss > 0 && info.rto > 0, "{info:?}");
-            assert!(info.pipe <= session.sent as u64 + 1, "{info:?}");
+            assert!(info.cwnd > 0 && info.mss > 0 && info.recovery.rto > 0, "{info:?}");
+            assert!(info.recovery.pipe <= session.sent as u64 + 1, "{info:?}");
         }
     }
 

@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+use offcore_ring::Areas;
 use offcore_ring::split::MAX_SIZE;
 
 use super::super::ControlError;
@@ -41,7 +42,8 @@ impl FrontEndSession {
             return Err(ControlError::AddrFlags { queue, found: addr.flags });
         }
         let log_at = (addr.flags & VHOST_VRING_F_LOG != 0).then_some(addr.log);
-        let addresses = Addresses { desc: addr.desc, avail: addr.avail, used: addr.used, log: log_at };
+        let areas = Areas { descriptors: addr.desc, driver: addr.avail, device: addr.used };
+        let addresses = Addresses { areas, log: log_at };
         // The log address may change while the virtqueue runs.
         let known = ring.addresses.map(|known| Addresses { log: log_at, ..known });
         if ring.running && known != Some(addresses) {

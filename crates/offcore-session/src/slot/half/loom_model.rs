@@ -9,29 +9,33 @@ use super::*;
 
 impl Half {
     fn new() -> Self {
-        let half = Self {
-            edge: AtomicU64::new(0),
-            limit: AtomicU64::new(0),
-            p0: AtomicU64::new(0),
-            small: AtomicU32::new(0),
-            table: AtomicU32::new(0),
-            buffer: AtomicU64::new(0),
-            answered: AtomicU32::new(0),
-            mtu: AtomicU32::new(0),
-            undelivered: AtomicU32::new(0),
-            stack_rest: std::array::from_fn(|_| AtomicU32::new(0)),
-            urgent: AtomicU64::new(0),
-            index: AtomicU64::new(0),
-            writing: AtomicU32::new(0),
-            gap: AtomicU32::new(0),
-            claims: AtomicU64::new(0),
-            held_from: AtomicU64::new(0),
-            held_to: AtomicU64::new(0),
-            wanted: AtomicU64::new(0),
-            asks: AtomicU32::new(0),
-            urgent_end: AtomicU64::new(0),
-            app_rest: std::array::from_fn(|_| AtomicU32::new(0)),
+        let (word, position) = (|| AtomicU32::new(0), || AtomicU64::new(0));
+        let stack = StackLine {
+            edge: position(),
+            limit: position(),
+            p0: position(),
+            small: word(),
+            table: word(),
+            buffer: position(),
+            answered: word(),
+            mtu: word(),
+            undelivered: word(),
+            rest: word(),
+            urgent: position(),
         };
+        let app = AppLine {
+            index: position(),
+            writing: word(),
+            gap: word(),
+            claims: position(),
+            held_from: position(),
+            held_to: position(),
+            wanted: position(),
+            asks: word(),
+            rest: word(),
+            urgent_end: position(),
+        };
+        let half = Self { stack, app };
         half.reset();
         half
     }
@@ -159,11 +163,11 @@ fn revoke_without_fences_races() {
         stack.half.allow(1);
         let application = Arc::clone(&stack);
         let thread = thread::spawn(move || {
-            application.half.writing.store(1, Ordering::Relaxed);
+            application.half.app.writing.store(1, Ordering::Relaxed);
             application.half.limit() > 0
         });
-        stack.half.limit.store(0, Ordering::Relaxed);
-        let taken = stack.half.writing.load(Ordering::Acquire) == 0;
+        stack.half.stack.limit.store(0, Ordering::Relaxed);
+        let taken = stack.half.app.writing.load(Ordering::Acquire) == 0;
         let written = thread.join().unwrap();
         assert!(!(taken && written), "both");
     });
