@@ -1,7 +1,8 @@
-//! Development tasks for Offcore: `cargo xtask setup|peers|test|ci|lint|guards|counts|fuzz|kernels`.
+//! Development tasks for Offcore: `cargo xtask setup|peers|test|ci|lint|guards|counts|fuzz|dist|kernels`.
 
 mod counts;
 mod dependencies;
+mod dist;
 mod executables;
 mod guards;
 mod kernels;
@@ -68,6 +69,12 @@ enum Task {
         #[arg(long, default_value_t = suite::FUZZ_SECONDS)]
         seconds: u32,
     },
+    /// Build a Debian package, a tarball, and the files of a container image in target/dist
+    Dist {
+        /// Also install the package into an empty directory, check its unit, and remove it
+        #[arg(long)]
+        check: bool,
+    },
     /// Compile the GPU kernels and compare the PTX with the checked-in file
     Kernels {
         /// Write the PTX to kernels.ptx
@@ -112,6 +119,7 @@ fn run(task: &Task) -> Result<bool> {
             worse.iter().for_each(|line| println!("{line}"));
             Ok(worse.is_empty())
         }
+        Task::Dist { check } => dist::run(&project, *check).map(|()| true),
         Task::Kernels { update } => Ok(match kernels::run(&project, *update)? {
             Outcome::Passed => true,
             Outcome::Failed(findings) => {

@@ -12,6 +12,7 @@ pub(crate) struct Tool {
     version: &'static str,
 }
 
+pub(crate) const DEB: Tool = Tool { name: "cargo-deb", version: "3.8.0" };
 pub(crate) const DENY: Tool = Tool { name: "cargo-deny", version: "0.20.2" };
 
 /// Returns the path of the program, from PATH or from `target/`. Builds it if necessary.

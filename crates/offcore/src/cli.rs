@@ -33,6 +33,11 @@ pub(crate) enum Command {
     Check(crate::run::CheckArgs),
     /// Print the JSON Schema of configuration files, for editors
     Schema,
+    /// Print the completion script of a shell
+    Completions(crate::service::CompletionArgs),
+    /// Write the man pages of all commands
+    #[command(hide = true)]
+    Man(crate::service::ManArgs),
     /// Switch packets between ports, testpmd-like; --demo needs no other flag
     #[command(after_help = MORE, after_long_help = SWITCH_EXAMPLES, override_usage = SWITCH_USAGE)]
     Switch(Box<SwitchArgs>),

@@ -9,6 +9,7 @@
 //! * [`predict`]: `offcore predict`, [`dsa`]: `offcore dsa`,
 //! * [`pktgen`]: `offcore pktgen`, [`tcp`]: `offcore tcp`, [`epping`]: `offcore epping`,
 //! * [`port`]: `offcore port`, [`doctor`]: output of the doctors of `dsa` and `gpu`,
+//! * [`service`]: systemd, man pages, completions,
 //! * [`home`]: the directory of sockets and libraries, [`output`]: output and tables, [`failure`]: why a command fails.
 //!
 //! Results go to stdout, everything else to stderr. Exit codes: 0 success, 1 failure, 2 usage error. `exec` also
@@ -33,6 +34,7 @@ mod pktgen;
 mod port;
 mod predict;
 mod run;
+mod service;
 mod signals;
 mod switch;
 mod tcp;
@@ -63,6 +65,8 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(args),
         Command::Check(args) => run::check(args),
         Command::Schema => run::schema(),
+        Command::Completions(args) => service::completions(args),
+        Command::Man(args) => service::man(args),
         Command::Switch(args) => switch::run(args),
         Command::Demo(args) => demo::run(args),
         Command::Copy(args) => copy::run(args),

@@ -24,6 +24,7 @@ use rustix::process::{Pid, getppid};
 use crate::args::{Format, RunArgs, SwitchArgs};
 use crate::failure::Failure;
 use crate::output::{say, write};
+use crate::service::Notifier;
 use crate::signals::stop_on_signals;
 use advice::Advice;
 use ports::Observed;
@@ -121,7 +122,9 @@ pub(crate) fn run_switch(config: &SwitchConfig, watching: Watching<'_>) -> Resul
         addresses_due,
         measurement: None,
     };
-    let stopped_by = watch.until_stopped()?;
+    let mut notifier = Notifier::ready();
+    let stopped_by = watch.until_stopped(&mut notifier)?;
+    notifier.stopping();
     watch.finish(stopped_by)
 }
 
@@ -198,7 +201,7 @@ struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    fn until_stopped(&mut self) -> anyhow::Result<StoppedBy> {
+    fn until_stopped(&mut self, notifier: &mut Notifier) -> anyhow::Result<StoppedBy> {
         let started = Instant::now();
         let interval = Some(self.watching.run.stats_interval).filter(|interval| !interval.is_zero());
         let mut reporter = self.running.reporter()?;
@@ -214,6 +217,7 @@ impl Watch<'_> {
         loop {
             let now = Instant::now();
             self.running.tend();
+            notifier.alive(now);
             self.last.look()?;
             report_changes(self.running.ports(), &mut self.statuses, |port| self.observed.has_link(port));
             self.advice.look(now)?;

@@ -3,8 +3,11 @@
 
 use std::fs;
 use std::net::TcpListener;
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use peers::offcore::Signal;
 use peers::{Need, Netns, Offcore, TempDir, exclusive};
 
 use crate::switch::{self, Report};
@@ -185,6 +188,54 @@ fn epping_example_streams() {
     let finished = offcore.stop().unwrap();
     let summary = finished.lines.last().and_then(|line| line.json.clone()).unwrap();
     assert!(summary["chunks"].as_u64() >= Some(3), "{summary}");
+}
+
+#[test]
+fn service_notifies_its_manager() {
+    let Some(_cores) = exclusive(&NEEDS) else { return };
+    let place = Place::new();
+    let file = place.dir.file("service.toml");
+    let tap = "[[port]]\nname = \"t\"\nkind = \"tap\"\ninterface = \"tap0\"\nmac = \"02:00:00:00:77:02\"\nmtu = 1400\n";
+    fs::write(&file, format!("version = 1\n[process]\nlcores = [0]\nidle = \"sleep\"\n[switch]\n{tap}"))
+        .unwrap();
+    let path = place.dir.file("notify");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let expect = |wanted: &str| loop {
+        let mut message = [0; 256];
+        let read = manager.recv(&mut message).unwrap_or_else(|error| panic!("no {wanted}: {error}"));
+        if String::from_utf8_lossy(&message[..read]).lines().any(|line| line == wanted) {
+            return;
+        }
+    };
+    let socket = format!("NOTIFY_SOCKET={}", path.display());
+    let start = || {
+        let args = ["run", file.to_str().unwrap(), "--format", "json"];
+        let started = Offcore::start_behind(&place.here, &["env", &socket, "WATCHDOG_USEC=200000"], &args);
+        expect("READY=1");
+        started.unwrap()
+    };
+    let address =
+        || place.here.run("cat", &["/sys/class/net/tap0/address", "/sys/class/net/tap0/mtu"]).unwrap();
+    let mut offcore = start();
+    assert_eq!(address(), "02:00:00:00:77:02\n1400\n");
+    expect("WATCHDOG=1");
+    expect("WATCHDOG=1");
+    // After a crash the manager starts it again, and the interface is the same.
+    offcore.signal(Signal::KILL).unwrap();
+    drop(offcore);
+    let mut offcore = start();
+    assert_eq!(address(), "02:00:00:00:77:02\n1400\n");
+    offcore.signal(Signal::TERM).unwrap();
+    expect("STOPPING=1");
+    let finished = offcore.wait().unwrap();
+    assert_eq!(
+        finished.lines.len(),
+        1,
+        "without a terminal there is only the final report: {}",
+        finished.stdout
+    );
+    Report::last_of(&finished);
 }
 
 #[test]
