@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use offcore_dma::cpu::{CpuDevice, Routine};
-use offcore_dma::{Channel, Device};
+use offcore_dma::{Channel, CopyDevice};
 use offcore_mem::Hugepages;
 use offcore_stats::tsc;
 

@@ -36,7 +36,7 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow, ensure};
 use offcore_gpu::cuda::CudaDevice;
-pub use offcore_gpu::device::{Device, Launch, Memory};
+pub use offcore_gpu::device::{GpuDevice, Launch, Memory};
 use offcore_gpu::devices;
 use offcore_gpu::layout::Kind;
 use offcore_gpu::patterns::Patterns;
@@ -266,7 +266,7 @@ impl Options {
 ///
 /// # Errors
 /// If the device cannot be used.
-pub fn open(name: Option<&str>) -> Result<(Box<dyn Device>, Option<String>)> {
+pub fn open(name: Option<&str>) -> Result<(Box<dyn GpuDevice>, Option<String>)> {
     if let Some(name) = name {
         return Ok((devices::open(name)?, None));
     }
@@ -300,7 +300,7 @@ pub struct Outcome {
 /// If nothing can be measured.
 pub fn run(
     options: &Options,
-    device: Box<dyn Device>,
+    device: Box<dyn GpuDevice>,
     progress: &Progress,
     emit: &mut dyn FnMut(Row),
 ) -> Result<Outcome> {

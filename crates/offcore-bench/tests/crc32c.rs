@@ -11,13 +11,13 @@ use offcore_dsa::sim::SimDevice;
 use offcore_gpu::device::{Launch, Memory};
 use offcore_gpu::host::HostDevice;
 use offcore_gpu::layout::Kind;
-use offcore_gpu::pipeline::{Setup, Work, Worker, pipeline};
+use offcore_gpu::pipeline::{PipelineWorker, Setup, Work, pipeline};
 use offcore_mem::{HEADROOM, Hugepages, Packet, Pool};
 
 const SKIP: usize = 42;
 
 /// Returns for packets of these lengths their bytes and the results of a pipeline.
-fn results(worker: Worker<'_>, lens: &[usize]) -> Vec<(Vec<u8>, u32)> {
+fn results(worker: PipelineWorker<'_>, lens: &[usize]) -> Vec<(Vec<u8>, u32)> {
     let pool = Pool::new(1024, 2048, Hugepages::None).unwrap();
     let mut cache = pool.cache();
     let work = Work { kind: Kind::Crc32c, skip: SKIP as u32, ..Work::default() };
@@ -72,7 +72,7 @@ fn by_dsa(call: impl FnOnce(&mut Engine)) {
 #[test]
 fn core_dsa_and_kernels_agree() {
     let lens: Vec<usize> = (SKIP..SKIP + 70).chain([128, 512, 1024, 1514]).collect();
-    let by_core = results(Worker::Cpu, &lens);
+    let by_core = results(PipelineWorker::Cpu, &lens);
     by_dsa(|dsa| {
         for (bytes, result) in &by_core {
             let payload = &bytes[SKIP..];
@@ -85,7 +85,8 @@ fn core_dsa_and_kernels_agree() {
     let Ok(mut device) = HostDevice::new() else { return };
     for launch in Launch::ALL {
         for memory in Memory::ALL {
-            let worker = Worker::Device { device: &mut device, launch, blocks: 1, threads: 64, memory };
+            let worker =
+                PipelineWorker::Device { device: &mut device, launch, blocks: 1, threads: 64, memory };
             assert_eq!(results(worker, &lens), by_core, "{launch}, {memory}");
         }
     }

@@ -13,7 +13,7 @@ use offcore_bench::guest::{Guests, PEER_MAC, PORT_MAC, Traffic, buffers_len};
 use offcore_bench::temperature::Temperature;
 use offcore_bench::workload::Workload;
 use offcore_dma::mover::QueueId;
-use offcore_dma::{Binding, Channel, Context, Device, Mode, Mover};
+use offcore_dma::{Binding, Channel, Context, CopyDevice, Mode, Mover};
 use offcore_dsa::driver::{DsaDevice, Options};
 use offcore_dsa::sim::{SimDevice, SimEngine, SimOptions};
 use offcore_flow::forward::{Addresses, Rewrite};

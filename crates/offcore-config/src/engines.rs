@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use offcore_dsa::sim::{SimError, SimOptions};
-use offcore_flow::dma_map::{Entry, Half};
+use offcore_flow::dma_map::{Entry, QueueHalf};
 use offcore_flow::simulator::Simulator;
 
 use crate::document::{Document, unknown};
@@ -152,7 +152,7 @@ impl Channels {
         names.sort_by_key(|(key, _)| key.contains('q'));
         for (key, engines) in names {
             let (half, rest) = key.split_at(2);
-            let half = if half == "rx" { Half::Rx } else { Half::Tx };
+            let half = if half == "rx" { QueueHalf::Rx } else { QueueHalf::Tx };
             let numbers = match rest.strip_prefix('q').and_then(|number| number.parse::<u16>().ok()) {
                 Some(number) if number < queues => number..number + 1,
                 Some(_) => {
@@ -167,7 +167,7 @@ impl Channels {
                 engines.iter().filter_map(|name| self.by_engine.get(name)).flatten().cloned().collect();
             for queue in numbers {
                 entries.retain(|entry: &Entry| (entry.half, entry.queue) != (half, queue));
-                let name = format!("{}q{queue}", if half == Half::Rx { "rx" } else { "tx" });
+                let name = format!("{}q{queue}", if half == QueueHalf::Rx { "rx" } else { "tx" });
                 let weight = copies.weights.get(&name).copied().unwrap_or(1);
                 entries.push(Entry { port, half, queue, weight, channels: channels.clone() });
             }

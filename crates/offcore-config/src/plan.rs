@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use offcore_dma::Mode;
 use offcore_flow::bridge::BridgeConfig;
-use offcore_flow::dma_map::{Entry, Half};
+use offcore_flow::dma_map::{Entry, QueueHalf};
 use offcore_flow::host::apps::Hosted;
 use offcore_flow::host::apps::epping::Tally;
 use offcore_flow::mirror::{Direction, Mirror};
@@ -330,7 +330,7 @@ impl Reading<'_, '_> {
             Section::Switch(switch) => switch.mode() == Forward::Copy,
             _ => false,
         };
-        let has = |half: Half| mapped.iter().any(|entry| entry.half == half);
+        let has = |half: QueueHalf| mapped.iter().any(|entry| entry.half == half);
         if port.spec.offloads() || mapped.is_empty() {
             return;
         }
@@ -338,7 +338,7 @@ impl Reading<'_, '_> {
             let text =
                 "this port makes no copies: engines are for queues of vhost ports, and for rx of [copy]";
             self.document.add_about(path, text);
-        } else if has(Half::Tx) {
+        } else if has(QueueHalf::Tx) {
             self.document.add_about(path, "expected rx only: the copy stage is behind a port's RX queues");
         }
     }

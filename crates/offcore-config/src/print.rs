@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use offcore_flow::bridge::vlan::PortVlans;
-use offcore_flow::dma_map::{Entry, Half};
+use offcore_flow::dma_map::{Entry, QueueHalf};
 use offcore_flow::switch::{HostIface, Hosting, Run};
 use offcore_flow::{Simulator, SwitchConfig};
 use offcore_port::spec::PortSpec;
@@ -165,7 +165,7 @@ impl Names<'_> {
     fn copies<'e>(&self, entries: impl Iterator<Item = &'e Entry>) -> QueueCopies {
         let mut copies = QueueCopies::default();
         for entry in entries {
-            let half = if entry.half == Half::Rx { "rxq" } else { "txq" };
+            let half = if entry.half == QueueHalf::Rx { "rxq" } else { "txq" };
             let queue = format!("{half}{}", entry.queue);
             if entry.weight != 1 {
                 copies.weights.insert(queue.clone(), entry.weight);
@@ -219,8 +219,9 @@ fn forwarding_port(
 ) -> Result<Ordered, String> {
     let mut table = port_table(index, spec);
     let makes_copies = spec.offloads() || matches!(config.run, Run::Copy(_));
-    let mapped = (0..spec.queues()).flat_map(|queue| [(Half::Rx, queue), (Half::Tx, queue)]).filter_map(
-        |(half, queue)| {
+    let mapped = (0..spec.queues())
+        .flat_map(|queue| [(QueueHalf::Rx, queue), (QueueHalf::Tx, queue)])
+        .filter_map(|(half, queue)| {
             let channels = config.dma.channels(index, half, queue);
             let weight = config.dma.weight(index, half, queue);
             (makes_copies && !channels.is_empty()).then(|| Entry {
@@ -230,8 +231,7 @@ fn forwarding_port(
                 weight,
                 channels: channels.to_vec(),
             })
-        },
-    );
+        });
     let copies = names.copies(mapped.collect::<Vec<_>>().iter());
     if !copies.is_empty() {
         table.push("copies", Value::try_from(&copies).map_err(|error| error.to_string())?);

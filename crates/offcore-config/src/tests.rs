@@ -1,5 +1,5 @@
 use offcore_dma::Mode;
-use offcore_flow::dma_map::Half;
+use offcore_flow::dma_map::QueueHalf;
 use offcore_flow::host::apps::Hosted;
 use offcore_flow::mirror::Direction;
 use offcore_flow::switch::{Hosting, Run};
@@ -47,8 +47,8 @@ fn vhost_example_describes_a_bridge() {
     assert_eq!(bridge.stations[0].to_string(), "0=52:54:00:00:00:02,locked");
     assert_eq!((plan.config.mode, &plan.config.lcores[..]), (Mode::Auto, &[2, 3][..]));
     for queue in [0, 1] {
-        assert_eq!(plan.config.dma.channels(0, Half::Tx, queue), ["dsa:wq0.1"]);
-        assert_eq!(plan.config.dma.channels(0, Half::Rx, queue), ["dsa:wq0.0"]);
+        assert_eq!(plan.config.dma.channels(0, QueueHalf::Tx, queue), ["dsa:wq0.1"]);
+        assert_eq!(plan.config.dma.channels(0, QueueHalf::Rx, queue), ["dsa:wq0.0"]);
     }
     let mirror = plan.config.mirrors[0];
     assert_eq!((mirror.port, mirror.direction, mirror.to), (0, Direction::Rx, 2));
@@ -60,7 +60,7 @@ fn other_examples_are_accepted() {
     let copy = parse(&example("copy.toml"), "copy.toml").unwrap();
     let Run::Copy(copying) = &copy.config.run else { panic!("{:?}", copy.config.run) };
     assert_eq!((copying.max_frame, copying.eth_peers.is_some()), (1518, true));
-    assert_eq!(copy.config.dma.channels(1, Half::Rx, 0), ["core:1"]);
+    assert_eq!(copy.config.dma.channels(1, QueueHalf::Rx, 0), ["core:1"]);
     let text = example("gpu.toml").replace("/etc/offcore/rules.txt", "/dev/null");
     assert!(
         problems(&text).contains("gpu.toml") || problems(&text).contains("gpu.work.patterns"),
@@ -73,7 +73,7 @@ fn other_examples_are_accepted() {
         panic!("no host")
     };
     assert_eq!((&serve.allow[..], serve.memory, ifaces[0].addresses.len()), (&[0, 33][..], 256 << 20, 2));
-    assert_eq!(tcp.config.dma.channels(0, Half::Tx, 0), ["dsa-sim0:wq0.0"]);
+    assert_eq!(tcp.config.dma.channels(0, QueueHalf::Tx, 0), ["dsa-sim0:wq0.0"]);
     let epping = parse(&example("epping.toml"), "epping.toml").unwrap();
     assert!(matches!(epping.system, System::Epping(_)));
 }
@@ -213,10 +213,10 @@ fn queues_have_their_own_engines_and_weights() {
                 [[port]]\nname = \"vm\"\nkind = \"vhost\"\nsocket = \"/s\"\nqueues = 3\n\
                 copies = { tx = [\"one\"], txq1 = [\"two\", \"one\"], weights = { txq1 = 3 } }\n";
     let dma = plan(text).config.dma;
-    assert_eq!(dma.channels(0, Half::Tx, 0), ["core:0"]);
-    assert_eq!(dma.channels(0, Half::Tx, 1), ["dmadev:x", "core:0"]);
-    assert_eq!((dma.weight(0, Half::Tx, 0), dma.weight(0, Half::Tx, 1)), (1, 3));
-    assert!(dma.channels(0, Half::Rx, 0).is_empty());
+    assert_eq!(dma.channels(0, QueueHalf::Tx, 0), ["core:0"]);
+    assert_eq!(dma.channels(0, QueueHalf::Tx, 1), ["dmadev:x", "core:0"]);
+    assert_eq!((dma.weight(0, QueueHalf::Tx, 0), dma.weight(0, QueueHalf::Tx, 1)), (1, 3));
+    assert!(dma.channels(0, QueueHalf::Rx, 0).is_empty());
 }
 
 #[test]
@@ -227,8 +227,8 @@ fn engines_may_share_a_simulated_device() {
     let a = engine("a", "device = 0\nwork_queues = [1]");
     let b = engine("b", "device = 0\nprofile = \"vhost\"");
     let config = plan(&format!("{a}{b}{}{port}", engine("c", ""))).config;
-    assert_eq!(config.dma.channels(0, Half::Tx, 0), ["dsa-sim0:wq0.1", "dsa-sim1:wq1.0"]);
-    assert_eq!(config.dma.channels(0, Half::Rx, 0), ["dsa-sim0:wq0.0"]);
+    assert_eq!(config.dma.channels(0, QueueHalf::Tx, 0), ["dsa-sim0:wq0.1", "dsa-sim1:wq1.0"]);
+    assert_eq!(config.dma.channels(0, QueueHalf::Rx, 0), ["dsa-sim0:wq0.0"]);
     assert_eq!(config.simulators.len(), 2);
     let twice = file(&format!("{}{b}{}{port}", engine("a", "device = 0\nseed = 2"), engine("c", "")));
     assert!(problems(&twice).contains("engines.b: device 0 is described by two engines"));

@@ -1,6 +1,6 @@
 //! Devices, channels, copies and completions: the interface of every copy engine.
 //!
-//! A [`Device`] provides channels. A [`Channel`] belongs to one worker: copies are put into its ring in bursts,
+//! A [`CopyDevice`] provides channels. A [`Channel`] belongs to one worker: copies are put into its ring in bursts,
 //! [`Channel::submit`] rings the doorbell, and [`Channel::poll`] returns the tokens of completed copies, in any order.
 //! A dynamic call handles a burst, never a single copy.
 
@@ -81,7 +81,7 @@ impl Completions {
 
 /// The properties of a channel that are not common to all engines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Capabilities {
+pub struct ChannelCapabilities {
     /// Whether operations may complete in another order than they were submitted in.
     pub out_of_order: bool,
     /// Whether the calling core makes the copies inside [`Channel::copy`].
@@ -99,7 +99,7 @@ pub struct ChannelInfo {
     pub ring_size: usize,
     /// Maximum length of an operation in bytes. Longer ones fail with [`Failure::Refused`].
     pub max_len: u32,
-    pub capabilities: Capabilities,
+    pub capabilities: ChannelCapabilities,
 }
 
 counters! {
@@ -176,7 +176,7 @@ pub enum EngineError {
 }
 
 /// A device that copies.
-pub trait Device: fmt::Debug + Send + Sync {
+pub trait CopyDevice: fmt::Debug + Send + Sync {
     /// Returns the name on the command line.
     fn name(&self) -> &str;
 

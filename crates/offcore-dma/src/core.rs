@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use offcore_stats::{lcore, tsc};
 
-use crate::channel::{Channel, Device, EngineError};
+use crate::channel::{Channel, CopyDevice, EngineError};
 use engine::HelperShared;
 
 /// Maximum number of channels of an engine, which polls each in turn.
@@ -102,7 +102,7 @@ impl CoreDevice {
     }
 }
 
-impl Device for CoreDevice {
+impl CopyDevice for CoreDevice {
     fn name(&self) -> &str {
         &self.engine.shared.name
     }

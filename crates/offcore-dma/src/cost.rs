@@ -125,7 +125,7 @@ impl SubmitReap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::channel::Device;
+    use crate::channel::CopyDevice;
     use crate::core::CoreDevice;
 
     #[test]

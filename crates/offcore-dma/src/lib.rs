@@ -28,7 +28,7 @@ pub mod mover;
 pub mod reorder;
 pub mod share;
 
-pub use channel::{Channel, Completions, CopyOp, Device};
+pub use channel::{Channel, Completions, CopyDevice, CopyOp};
 pub use context::Context;
 pub use copy_queue::{Batch, Begun, CopyQueue};
 pub use mover::{Binding, ChannelId, Mode, Mover, QueueId};

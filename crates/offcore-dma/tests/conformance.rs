@@ -4,7 +4,7 @@
 
 use std::cell::RefCell;
 
-use offcore_dma::channel::{Channel, Device};
+use offcore_dma::channel::{Channel, CopyDevice};
 use offcore_dma::conformance::Check;
 use offcore_dma::core::CoreDevice;
 use offcore_dma::cpu::CpuDevice;

@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use offcore_dma::channel::{Channel, Device, EngineError};
+use offcore_dma::channel::{Channel, CopyDevice, EngineError};
 use offcore_mem::Pool;
 
 use crate::ethdev::{EthError, c_string};
@@ -175,7 +175,7 @@ fn find(device: &str) -> Result<i16, EthError> {
     }
 }
 
-impl Device for DmaDevice {
+impl CopyDevice for DmaDevice {
     fn name(&self) -> &str {
         &self.name
     }

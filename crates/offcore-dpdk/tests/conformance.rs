@@ -9,7 +9,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use offcore_dma::channel::{Completions, CopyOp, Device, EngineError};
+use offcore_dma::channel::{Completions, CopyDevice, CopyOp, EngineError};
 use offcore_dma::conformance::Check;
 use offcore_dma::share::SharedChannel;
 use offcore_dpdk::dmadev::DmaDevice;

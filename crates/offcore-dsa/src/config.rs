@@ -1,7 +1,7 @@
 //! The layout of a device: groups, work queues and DSA engines, with accel-config's names.
 //!
 //! * [`DeviceConfig`]: a layout. [`profile`] returns a built-in layout, [`one_line`] parses a one-line form,
-//! * [`Capabilities`]: the limits of a device's layout; [`check`]: every rule of the specification by name,
+//! * [`DeviceCapabilities`]: the limits of a device's layout; [`check`]: every rule of the specification by name,
 //! * [`json`]: accel-config's files; [`commands`]: accel-config's command lines,
 //! * [`sysfs`]: the present layout as the kernel reports it; [`apply`]: changes of the layout.
 
@@ -16,7 +16,7 @@ pub mod sysfs;
 
 use std::path::PathBuf;
 
-pub use capabilities::Capabilities;
+pub use capabilities::DeviceCapabilities;
 pub use layouts::{BUILT_IN, OneLine, built_in, one_line, profile};
 pub use rules::{Rule, RuleBroken, check};
 
@@ -173,7 +173,7 @@ impl DeviceConfig {
 
     /// Removes settings that a device with these capabilities does not have, as accel-config and the kernel do, and
     /// fills in the values that accel-config's template for users leaves open. Returns the changes, in words.
-    pub fn fit(&mut self, device: &Capabilities) -> Vec<String> {
+    pub fn fit(&mut self, device: &DeviceCapabilities) -> Vec<String> {
         let mut notes = Vec::new();
         if self.is_template() {
             notes.push(format!(
@@ -217,7 +217,7 @@ impl DeviceConfig {
     }
 
     /// Gives the named queues equal shares of the queue space, and all engines to the first group.
-    fn fill(&mut self, device: &Capabilities) {
+    fn fill(&mut self, device: &DeviceCapabilities) {
         let size = device.total_wq_size / device.wqs.max(1) as u32;
         for wq in self.wqs.iter_mut().filter(|wq| !wq.label.is_empty()) {
             let group = Some(wq.group.unwrap_or(0));

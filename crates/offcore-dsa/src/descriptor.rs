@@ -226,7 +226,7 @@ impl Descriptor {
 
 /// The result of a submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Submitted {
+pub enum SubmitResult {
     /// The device has accepted the descriptor. A dedicated queue that is full drops the descriptor silently.
     Accepted,
     /// The shared queue was full: try again later.

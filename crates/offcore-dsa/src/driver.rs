@@ -1,7 +1,7 @@
 //! Discovery of work queues, and the copy engine over a work queue.
 //!
 //! * [`discover`]: the work queues in sysfs, and the reason why a queue cannot be used, in words,
-//! * [`DsaDevice`]: an [`offcore_dma::Device`] over a work queue, real or simulated,
+//! * [`DsaDevice`]: an [`offcore_dma::CopyDevice`] over a work queue, real or simulated,
 //! * [`DsaChannel`]: the part of it that a worker owns.
 
 mod channel;

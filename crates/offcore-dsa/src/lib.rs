@@ -23,5 +23,5 @@ pub mod wq;
 
 pub use completion::{CompletionRecord, Status};
 pub use descriptor::{Descriptor, Flags, Opcode};
-pub use portal::{Portal, Submitted};
+pub use portal::{Portal, SubmitResult};
 pub use wq::{WqInfo, WqMode};

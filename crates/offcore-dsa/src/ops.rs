@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use crate::completion::{Completed, CompletionRecord, Status};
 use crate::compute::{compare, continued, fill};
 use crate::descriptor::{Descriptor, Flags, Opcode};
-use crate::portal::{Portal, Submitted};
+use crate::portal::{Portal, SubmitResult};
 use crate::wq::WqInfo;
 
 /// Number of attempts to submit to a full shared queue.
@@ -178,7 +178,7 @@ impl Engine {
             spin_loop();
             // SAFETY: the caller keeps the descriptor's memory valid and unused until this returns; the record belongs
             // to this engine.
-            unsafe { portal.submit(&descriptor) == Submitted::Accepted }
+            unsafe { portal.submit(&descriptor) == SubmitResult::Accepted }
         });
         if !accepted {
             self.portal = Some(portal);

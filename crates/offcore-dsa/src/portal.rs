@@ -9,7 +9,7 @@ mod ways;
 use std::path::PathBuf;
 
 use crate::descriptor::Descriptor;
-pub use crate::descriptor::Submitted;
+pub use crate::descriptor::SubmitResult;
 use crate::sim::SimPortal;
 
 pub use instructions::Instructions;
@@ -84,17 +84,17 @@ impl Portal {
     /// nothing else uses that memory, except to read what the operation only reads. This includes the completion
     /// record, and the descriptors of a batch with their memory.
     #[inline(always)]
-    pub unsafe fn submit(&mut self, descriptor: &Descriptor) -> Submitted {
+    pub unsafe fn submit(&mut self, descriptor: &Descriptor) -> SubmitResult {
         match &mut self.door {
             Door::Movdir64b(page) => {
                 // SAFETY: this variant is only created if the CPU has the instruction; the page is a mapped portal.
                 unsafe { instructions::movdir64b(page.next(), descriptor) };
-                Submitted::Accepted
+                SubmitResult::Accepted
             }
             Door::Enqcmd(page) => enqcmd(page, descriptor),
             Door::Write(writer) => match writer.write(std::slice::from_ref(descriptor)) {
-                0 => Submitted::Retry,
-                _ => Submitted::Accepted,
+                0 => SubmitResult::Retry,
+                _ => SubmitResult::Accepted,
             },
             // SAFETY: the memory that the descriptor names stays valid and unused until completion, as the caller
             // guarantees.
@@ -115,7 +115,7 @@ impl Portal {
         }
         // SAFETY: the caller keeps the memory of each descriptor valid and unused until its completion.
         let submit = |descriptor| unsafe { self.submit(descriptor) };
-        let taken = descriptors.iter().map(submit).position(|submitted| submitted == Submitted::Retry);
+        let taken = descriptors.iter().map(submit).position(|submitted| submitted == SubmitResult::Retry);
         taken.unwrap_or(descriptors.len())
     }
 
@@ -164,13 +164,13 @@ impl Portal {
 }
 
 #[inline(always)]
-fn enqcmd(page: &mut Page, descriptor: &Descriptor) -> Submitted {
+fn enqcmd(page: &mut Page, descriptor: &Descriptor) -> SubmitResult {
     for _ in 0..ENQCMD_TRIES {
         // SAFETY: this variant is only created if the CPU has the instruction; the page is a mapped portal.
-        if unsafe { instructions::enqcmd(page.next(), descriptor) } == Submitted::Accepted {
-            return Submitted::Accepted;
+        if unsafe { instructions::enqcmd(page.next(), descriptor) } == SubmitResult::Accepted {
+            return SubmitResult::Accepted;
         }
         std::hint::spin_loop();
     }
-    Submitted::Retry
+    SubmitResult::Retry
 }

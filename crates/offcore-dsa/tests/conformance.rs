@@ -7,9 +7,9 @@
 use std::cell::RefCell;
 use std::sync::{Mutex, PoisonError};
 
-use offcore_dma::channel::{Channel, Device};
+use offcore_dma::channel::{Channel, CopyDevice};
 use offcore_dma::conformance::Check;
-use offcore_dsa::config::{Capabilities, OneLine, one_line};
+use offcore_dsa::config::{DeviceCapabilities, OneLine, one_line};
 use offcore_dsa::driver::{DsaDevice, Options};
 use offcore_dsa::sim::{Profile, SimDevice, SimOptions};
 use offcore_dsa::wq::WqMode::{self, Dedicated, Shared};
@@ -55,7 +55,7 @@ fn run(arrangement: Arrangement, check: Check) {
     // A dedicated queue has a single channel, and some checks open several.
     let wqs = if mode == Dedicated { 8 } else { 1 };
     let device = "dsa-sim0".to_owned();
-    let layout = one_line(&OneLine { device, wqs, mode, engines }, &Capabilities::spr()).unwrap();
+    let layout = one_line(&OneLine { device, wqs, mode, engines }, &DeviceCapabilities::spr()).unwrap();
     let options = SimOptions { profile: Profile::Layout(Box::new(layout)), ..SimOptions::default() };
     if threaded {
         let _one_at_a_time = THREAD.lock().unwrap_or_else(PoisonError::into_inner);

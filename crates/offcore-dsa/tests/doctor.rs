@@ -5,7 +5,7 @@
 mod fixtures;
 
 use fixtures::{PCI, RELEASE, Tree};
-use offcore_dsa::config::{Capabilities, built_in, profile};
+use offcore_dsa::config::{DeviceCapabilities, built_in, profile};
 use offcore_dsa::doctor::{System, examine};
 use offcore_stats::finding::{Finding, Report, Verdict};
 
@@ -171,7 +171,7 @@ fn broken_05_driver_name_is_missing() {
 fn broken_06_all_queues_are_kernel_type() {
     let tree = Tree::healthy();
     tree.remove(DSA0);
-    let caps = Capabilities::spr();
+    let caps = DeviceCapabilities::spr();
     tree.device(&built_in("os", &caps).unwrap(), &caps);
     tree.enable(0, &[0]);
     tree.link(&format!("{DSA0}/wq0.0/driver"), "../../../drivers/dmaengine");
@@ -246,7 +246,7 @@ fn broken_12_nothing_is_configured() {
     let tree = Tree::healthy();
     tree.remove(DSA0);
     tree.remove("dev/dsa");
-    let caps = Capabilities::spr();
+    let caps = DeviceCapabilities::spr();
     let mut empty = profile("vhost").unwrap();
     empty.wqs.iter_mut().for_each(|wq| *wq = Default::default());
     tree.device(&empty, &caps);
@@ -301,7 +301,7 @@ fn degraded_setup_is_a_warning() {
 fn low_threshold_is_a_warning() {
     let tree = Tree::healthy();
     tree.remove(DSA0);
-    let caps = Capabilities::spr();
+    let caps = DeviceCapabilities::spr();
     let mut config = profile("app").unwrap();
     config.wqs[1].threshold = 10;
     tree.device(&config, &caps);

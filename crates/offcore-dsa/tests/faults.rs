@@ -6,9 +6,9 @@
 
 use std::time::Duration;
 
-use offcore_dma::channel::{Channel, Device};
+use offcore_dma::channel::{Channel, CopyDevice};
 use offcore_dma::{Batch, Begun, Binding, CopyQueue, Mode, Mover};
-use offcore_dsa::config::{Capabilities, OneLine, one_line};
+use offcore_dsa::config::{DeviceCapabilities, OneLine, one_line};
 use offcore_dsa::driver::{DsaDevice, Options};
 use offcore_dsa::sim::{DeviceState, Faults, Profile, SimDevice, SimEngine, SimOptions};
 use offcore_dsa::wq::WqMode;
@@ -46,7 +46,7 @@ struct Rig {
 impl Rig {
     fn new(mode: WqMode, batch: bool, faults: Faults) -> Self {
         let layout = OneLine { device: "dsa-sim0".into(), wqs: 2, mode, engines: 4 };
-        let mut layout = one_line(&layout, &Capabilities::spr()).unwrap();
+        let mut layout = one_line(&layout, &DeviceCapabilities::spr()).unwrap();
         // Some copies are longer than this limit, and are split into parts.
         layout.wqs[0].max_transfer_size = 4096;
         let profile = Profile::Layout(Box::new(layout));

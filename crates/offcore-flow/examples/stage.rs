@@ -5,7 +5,7 @@
 use std::any::Any;
 
 use offcore_dma::core::CoreDevice;
-use offcore_dma::{Batch, Begun, Binding, Context, CopyQueue, Device, Mode, Mover};
+use offcore_dma::{Batch, Begun, Binding, Context, CopyDevice, CopyQueue, Mode, Mover};
 use offcore_flow::task::{Task, WakeSource};
 use offcore_flow::worker::Worker;
 use offcore_mem::{Burst, Hugepages, Packet, Pool};

@@ -10,7 +10,7 @@ use std::hint::black_box;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use offcore_dma::core::{CoreDevice, Stepper};
-use offcore_dma::{Binding, Device, Mode, Mover};
+use offcore_dma::{Binding, CopyDevice, Mode, Mover};
 use offcore_flow::host::{App, Calls, Host, HostPort};
 use offcore_flow::ring::{RingSetup, ring};
 use offcore_flow::worker::Worker;

@@ -10,7 +10,7 @@ use offcore_dma::core::CoreDevice;
 use offcore_dma::cpu::CpuDevice;
 use offcore_dma::mover::MAX_CHANNELS_PER_QUEUE;
 use offcore_dma::share::{SharedChannel, Sharing};
-use offcore_dma::{Channel, Device};
+use offcore_dma::{Channel, CopyDevice};
 use offcore_dsa::driver::{DsaDevice, Options, Roots, discover};
 use offcore_dsa::sim::SimDevice;
 use offcore_mem::Pool;
@@ -29,7 +29,7 @@ pub const CHANNEL_RING: usize = 1024;
 /// channels for all workers that ask; otherwise, the workers share one channel with a lock.
 #[derive(Debug, Default)]
 pub struct Engines {
-    devices: BTreeMap<String, Arc<dyn Device>>,
+    devices: BTreeMap<String, Arc<dyn CopyDevice>>,
     locked: BTreeMap<String, SharedChannel>,
     simulators: BTreeMap<String, (Simulator, Option<SimDevice>)>,
     workers: Vec<usize>,
@@ -190,11 +190,11 @@ impl Engines {
         theirs.zip(self.node).is_none_or(|(theirs, ours)| theirs as usize == ours)
     }
 
-    fn open(&mut self, name: &str) -> Result<Arc<dyn Device>, String> {
+    fn open(&mut self, name: &str) -> Result<Arc<dyn CopyDevice>, String> {
         self.device(name).map_err(|error| format!("channel '{name}': {error}"))
     }
 
-    fn device(&mut self, name: &str) -> Result<Arc<dyn Device>, String> {
+    fn device(&mut self, name: &str) -> Result<Arc<dyn CopyDevice>, String> {
         if name == "cpu" {
             return Ok(Arc::new(CpuDevice));
         }
@@ -222,7 +222,7 @@ impl Engines {
     }
 
     #[cfg(feature = "dpdk")]
-    fn dmadev(&mut self, which: &str) -> Result<Arc<dyn Device>, String> {
+    fn dmadev(&mut self, which: &str) -> Result<Arc<dyn CopyDevice>, String> {
         let device = offcore_dpdk::dmadev::DmaDevice::open(which, self.pool);
         let device = device.map_err(|error| error.to_string())?;
         self.notes.extend(device.note());
@@ -230,7 +230,7 @@ impl Engines {
     }
 
     #[cfg(not(feature = "dpdk"))]
-    fn dmadev(&mut self, _: &str) -> Result<Arc<dyn Device>, String> {
+    fn dmadev(&mut self, _: &str) -> Result<Arc<dyn CopyDevice>, String> {
         Err("this offcore was built without DPDK: install libdpdk-dev 22.11 or later and pkg-config, then cargo build \
              --release --features dpdk"
             .into())

@@ -18,7 +18,7 @@
 use std::time::Duration;
 
 use offcore_gpu::device::Memory;
-use offcore_gpu::pipeline::{Back, Front, PipelineError, Setup, Worker};
+use offcore_gpu::pipeline::{Back, Front, PipelineError, PipelineWorker, Setup};
 use offcore_gpu::ring::Split;
 use offcore_mem::{Burst, HEADROOM, Packet, Pool, PoolCache};
 use offcore_port::{
@@ -94,7 +94,7 @@ pub struct QueuesSetup<'a> {
 pub fn work_queues(pipeline: Setup<'_, '_>, queues: QueuesSetup<'_>) -> Result<(WorkTx, WorkRx), PortError> {
     let QueuesSetup { burst_timeout, on_hit, elsewhere, stats, name, index } = queues;
     let (pool, burst) = (pipeline.pool, pipeline.burst);
-    let direct = matches!(&pipeline.worker, Worker::Device { memory: Memory::Direct, .. });
+    let direct = matches!(&pipeline.worker, PipelineWorker::Device { memory: Memory::Direct, .. });
     let split = pipeline.work.split_at.map(|at| Split { pool, at });
     let refuse = |error: PipelineError| PortError::Other { port: name.into(), reason: error.to_string() };
     let (front, back) = offcore_gpu::pipeline::pipeline(pipeline).map_err(refuse)?;

@@ -24,7 +24,7 @@ use offcore_stats::{Label, StageClock, tsc};
 use offcore_wire::MacAddr;
 
 use crate::engines::Engines;
-use crate::engines::dma_map::{DmaMap, Half};
+use crate::engines::dma_map::{DmaMap, QueueHalf};
 use crate::forwarding::forward::{Addresses, Forward, Rewrite, Source};
 use crate::forwarding::guest_pair::GuestPair;
 use crate::forwarding::{Forwarding, Rules};
@@ -77,8 +77,8 @@ struct Route {
 
 impl Route {
     /// Returns the two queue halves that may have channels, and their workers.
-    fn halves(&self) -> [(usize, Half, usize); 2] {
-        [(self.rx_port, Half::Rx, self.worker), (self.tx_port, Half::Tx, self.sender)]
+    fn halves(&self) -> [(usize, QueueHalf, usize); 2] {
+        [(self.rx_port, QueueHalf::Rx, self.worker), (self.tx_port, QueueHalf::Tx, self.sender)]
     }
 }
 
@@ -339,7 +339,7 @@ impl Assembly<'_> {
         &mut self,
         worker: usize,
         port: usize,
-        half: Half,
+        half: QueueHalf,
         queue: u16,
     ) -> Result<Binding, SwitchError> {
         let mut channels = Vec::new();

@@ -39,7 +39,7 @@ fn counted(one_copy: bool, packed: bool, features: u64, rx_buffer: u32, lengths:
         false => Box::new(Forwarding::new(rx, tx, rules)),
     };
     let mut worker = Worker::new(vec![task], parts.mover, parts.cache);
-    let mut transmit = driver::Queue::new(sender.tx_layout.clone(), false);
+    let mut transmit = driver::RingDriver::new(sender.tx_layout.clone(), false);
     let _receive = Receiver::new(&receiver, rx_buffer);
     for (serial, &len) in lengths.iter().enumerate() {
         let address = sender.buffer(serial, 128 * 1024);

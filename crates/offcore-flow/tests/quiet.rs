@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use offcore_dma::core::CoreDevice;
-use offcore_dma::{Binding, Device, Mode, Mover};
+use offcore_dma::{Binding, CopyDevice, Mode, Mover};
 use offcore_flow::copy::{CopyRx, CopySetup};
 use offcore_flow::forward::{Addresses, Forward};
 use offcore_flow::forwarding::{Forwarding, Rules};
@@ -135,8 +135,8 @@ fn child(offload: bool, copied: bool) -> ! {
     let addresses = Addresses { source: MacAddr::local(0), destination: MacAddr::local(1) };
     let forwarding = Forwarding::new(rx, tx, Rules::new(Forward::Mac, addresses, 0));
     let mut worker = Worker::new(vec![Box::new(forwarding)], mover, pool.cache());
-    let mut rx = driver::Queue::new(guest.layout.clone(), false);
-    let mut tx = driver::Queue::new(guest.tx_layout.clone(), false);
+    let mut rx = driver::RingDriver::new(guest.layout.clone(), false);
+    let mut tx = driver::RingDriver::new(guest.tx_layout.clone(), false);
     rx.set_notification(false);
     tx.set_notification(false);
     for i in 0..128 {
@@ -183,9 +183,9 @@ fn piped(by_device: bool) -> ! {
     let worker = match &mut device {
         Ok(device) if by_device => {
             let (launch, memory) = (Launch::Persistent, Memory::Gpu);
-            pipeline::Worker::Device { device, launch, blocks: 1, threads: 32, memory }
+            pipeline::PipelineWorker::Device { device, launch, blocks: 1, threads: 32, memory }
         }
-        _ => pipeline::Worker::Cpu,
+        _ => pipeline::PipelineWorker::Cpu,
     };
     let patterns = Patterns::from_list(["pattern"]).unwrap();
     let (patterns, split_at) = (Some(&patterns), Some(60));

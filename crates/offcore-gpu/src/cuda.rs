@@ -31,7 +31,7 @@ use std::sync::Arc;
 use offcore_mem::DeviceMemory;
 
 use crate::cuda::gpu::Gpu;
-use crate::device::{Device, DeviceError, Service, Started};
+use crate::device::{DeviceError, GpuDevice, Service, Started};
 
 pub use costs::{Costs, KernelCosts};
 pub use facts::facts;
@@ -83,7 +83,7 @@ impl CudaDevice {
     }
 }
 
-impl Device for CudaDevice {
+impl GpuDevice for CudaDevice {
     fn name(&self) -> &str {
         &self.name
     }

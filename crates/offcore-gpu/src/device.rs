@@ -44,7 +44,7 @@ pub enum Memory {
     Host,
     /// In a copy in its own memory; it writes changes back.
     Gpu,
-    /// In its own memory, which network cards access (GPUDirect RDMA): see [`Device::pool`]. The CPU cannot access
+    /// In its own memory, which network cards access (GPUDirect RDMA): see [`GpuDevice::pool`]. The CPU cannot access
     /// them.
     Direct,
 }
@@ -72,7 +72,7 @@ impl fmt::Display for Memory {
 /// The parameters of a service.
 #[derive(Clone, Debug)]
 pub struct Service {
-    /// Packets, bursts and work. The memory outlives the service: see [`Device::start`].
+    /// Packets, bursts and work. The memory outlives the service: see [`GpuDevice::start`].
     pub view: PipelineView,
     /// The patterns of [`Kind::Match`](crate::layout::Kind::Match). The device keeps them, and sets
     /// [`WorkView::trie`](crate::layout::WorkView::trie).
@@ -103,7 +103,7 @@ impl Service {
         Ok(())
     }
 
-    /// Returns the memory from [`Device::pool`], if packets are in it.
+    /// Returns the memory from [`GpuDevice::pool`], if packets are in it.
     pub(crate) fn direct(
         &self,
         device: &str,
@@ -129,7 +129,7 @@ impl Service {
 }
 
 /// A device that can serve several rings.
-pub trait Device: fmt::Debug + Send {
+pub trait GpuDevice: fmt::Debug + Send {
     /// Returns its name: `host`, `cuda:0`.
     fn name(&self) -> &str;
 

@@ -1,14 +1,14 @@
 //! Opens devices by name: `host`, `cuda:N`.
 
 use crate::cuda::{self, Costs, CudaDevice};
-use crate::device::{Device, DeviceError};
+use crate::device::{DeviceError, GpuDevice};
 use crate::host::{HOST, HostDevice};
 
 /// Opens the device of this name: `host`, `cuda:N`, `N` for short, or `cuda` for the first GPU.
 ///
 /// # Errors
 /// The device does not exist, or cannot be used.
-pub fn open(name: &str) -> Result<Box<dyn Device>, DeviceError> {
+pub fn open(name: &str) -> Result<Box<dyn GpuDevice>, DeviceError> {
     if name == HOST {
         return Ok(Box::new(HostDevice::new()?));
     }

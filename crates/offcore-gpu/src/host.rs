@@ -15,7 +15,7 @@ use offcore_mem::mapping::MemoryError;
 use offcore_mem::{DeviceMemory, Hugepages, Mapping};
 use offcore_ring::spsc::{self, Consumer, Producer};
 
-use crate::device::{Device, DeviceError, Launch, Launcher, Memory, Service, Started, Watch};
+use crate::device::{DeviceError, GpuDevice, Launch, Launcher, Memory, Service, Started, Watch};
 use crate::idle::{Idle, NAP};
 use crate::kernel;
 use crate::layout::{PipelineView, PoolView, TrieView};
@@ -102,7 +102,7 @@ struct SendView(PipelineView);
 // them.
 unsafe impl Send for SendView {}
 
-impl Device for HostDevice {
+impl GpuDevice for HostDevice {
     fn name(&self) -> &str {
         HOST
     }
@@ -145,10 +145,10 @@ impl Device for HostDevice {
 }
 
 impl HostDevice {
-    /// Starts a service, as [`Device::start`].
+    /// Starts a service, as [`GpuDevice::start`].
     ///
     /// # Safety
-    /// As for [`Device::start`].
+    /// As for [`GpuDevice::start`].
     unsafe fn serve(&mut self, mut service: Service) -> Result<(HostLauncher, HostWatch), DeviceError> {
         service.check(HOST)?;
         let refuse = |reason: String| DeviceError::Start { device: HOST.into(), reason };
@@ -243,7 +243,7 @@ impl LaunchQueue {
     /// Launches until the end of the service, like the launch thread of a GPU.
     ///
     /// # Safety
-    /// As for [`Device::start`].
+    /// As for [`GpuDevice::start`].
     unsafe fn serve(mut self, view: &PipelineView, threads: NonZeroU32) {
         let tally = AtomicU64::new(0);
         let mut idle = Idle::default();
@@ -287,7 +287,7 @@ impl LaunchQueue {
 /// Runs the nodes in order, each waiting for its burst, until a quit.
 ///
 /// # Safety
-/// As for [`Device::start`].
+/// As for [`GpuDevice::start`].
 unsafe fn graphs(view: &PipelineView, threads: NonZeroU32) {
     let mut turn = 0;
     loop {

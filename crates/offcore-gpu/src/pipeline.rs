@@ -26,7 +26,7 @@ use offcore_mem::{Hugepages, Packet, Pool};
 use offcore_stats::tsc;
 
 use crate::cpu::{CpuWork, CpuWorkError};
-use crate::device::{Device, DeviceError, DeviceSlots, Launch, Launcher, Memory, Service, Started};
+use crate::device::{DeviceError, DeviceSlots, GpuDevice, Launch, Launcher, Memory, Service, Started};
 use crate::layout::{Kind, PipelineView, PoolView, TrieView, WorkView};
 use crate::patterns::Patterns;
 use crate::ring::{BurstRingError, Collector, RingConfig, Split, Submitter, burst_ring};
@@ -67,14 +67,14 @@ pub struct Work<'a> {
 
 /// The processor of bursts.
 #[derive(Debug)]
-pub enum Worker<'a> {
+pub enum PipelineWorker<'a> {
     /// Nothing: bursts pass through with result 0.
     None,
     /// The lcore of the [`Back`] end.
     Cpu,
     /// A device.
     Device {
-        device: &'a mut dyn Device,
+        device: &'a mut dyn GpuDevice,
         /// How the device gets bursts.
         launch: Launch,
         /// Number of blocks that serve the ring, 1 to 64.
@@ -93,7 +93,7 @@ pub struct Setup<'a, 'd> {
     pub burst: usize,
     /// Maximum bursts in flight: a power of two, 2 to 4096.
     pub slots: usize,
-    pub worker: Worker<'d>,
+    pub worker: PipelineWorker<'d>,
     pub work: Work<'a>,
     /// Time without an answer after which a device with bursts is considered hung. It must be longer than one burst
     /// takes.
@@ -112,13 +112,13 @@ pub fn pipeline(setup: Setup<'_, '_>) -> Result<(Front, Back), PipelineError> {
     let Work { kind, swap, skip, split_at, forced_ns, patterns } = work;
     let before_payload = split_at.map_or(skip, |at| at as u32);
     let cpu = match worker {
-        Worker::None => None,
+        PipelineWorker::None => None,
         _ => Some(CpuWork::new(kind, swap, before_payload, forced_ns, patterns)?),
     };
-    let by_device = matches!(worker, Worker::Device { .. });
+    let by_device = matches!(worker, PipelineWorker::Device { .. });
     let split = split_at.filter(|_| by_device).map(|at| Split { pool, at });
-    let direct = matches!(&worker, Worker::Device { memory: Memory::Direct, .. });
-    if let (Worker::Device { device, .. }, true, Some(_)) = (&worker, direct, split) {
+    let direct = matches!(&worker, PipelineWorker::Device { memory: Memory::Direct, .. });
+    if let (PipelineWorker::Device { device, .. }, true, Some(_)) = (&worker, direct, split) {
         let reason = "packets in its memory cannot be split: their first bytes are for the CPU".into();
         return Err(DeviceError::Start { device: device.name().into(), reason }.into());
     }
@@ -144,7 +144,7 @@ pub fn pipeline(setup: Setup<'_, '_>) -> Result<(Front, Back), PipelineError> {
         checked_at: 0,
         pool,
     };
-    if let Worker::Device { device, launch, blocks, threads, memory } = worker {
+    if let PipelineWorker::Device { device, launch, blocks, threads, memory } = worker {
         let trie = patterns.filter(|_| kind == Kind::Match).map(Trie::shared);
         let view = PipelineView {
             pool: PoolView {

@@ -8,7 +8,7 @@ use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::sync::atomic::Ordering;
 
-use offcore_session::message::{Call, NONE, ONLY_V6, Question, SHARE_ADDRESS, SHARE_PORT, Session as Where};
+use offcore_session::message::{Call, NONE, ONLY_V6, Question, SHARE_ADDRESS, SHARE_PORT, SessionId};
 use offcore_session::slot::{OPTIONS, Slot, state, wish};
 
 use crate::address;
@@ -123,7 +123,7 @@ fn become_session(fd: c_int, entry: Entry, listens: bool, new_session: NewSessio
 
 /// A new session of the stack: its place, and the descriptor of its socket pair.
 pub(crate) struct NewSession {
-    pub(crate) place: Where,
+    pub(crate) place: SessionId,
     pub(crate) fd: c_int,
 }
 

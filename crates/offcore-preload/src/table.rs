@@ -7,7 +7,7 @@ use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use offcore_session::Place;
-use offcore_session::message::Session;
+use offcore_session::message::SessionId;
 
 use crate::sys;
 
@@ -68,7 +68,7 @@ const V6: u64 = 1 << 7;
 
 impl Entry {
     /// Creates the entry of a session.
-    pub(crate) fn session(kind: SocketKind, v6: bool, session: Session) -> Self {
+    pub(crate) fn session(kind: SocketKind, v6: bool, session: SessionId) -> Self {
         Self { kind, v6, generation: session.generation & GENERATION, place: session.place }
     }
 

@@ -89,7 +89,7 @@ impl TestChain {
 
 /// The two sides, and the expected state of the chains.
 struct Rig<Device> {
-    driver: driver::Queue<TestChain>,
+    driver: driver::RingDriver<TestChain>,
     device: Device,
     memory: Arc<GuestMemory>,
     is_packed: bool,
@@ -306,7 +306,7 @@ fn agree<Device: DeviceQueue>(
 ) -> Result<(), TestCaseError> {
     let mut rig = Rig {
         is_packed: matches!(layout, Layout::Packed(_)),
-        driver: driver::Queue::new(layout, event_idx),
+        driver: driver::RingDriver::new(layout, event_idx),
         device: device(base),
         memory,
         direction,

@@ -122,7 +122,7 @@ impl Chain {
 /// A chain that the device has returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used<T> {
-    /// The token that was passed to [`Queue::add`](crate::driver::Queue::add).
+    /// The token that was passed to [`RingDriver::add`](crate::driver::RingDriver::add).
     pub token: T,
     /// Number of bytes that the device claims to have written. This value is not trusted.
     pub len: u32,

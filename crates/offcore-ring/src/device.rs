@@ -9,14 +9,14 @@ use crate::{Inflight, Layout, RingError, packed, split};
 
 /// The device side of a queue of either format.
 #[derive(Debug)]
-pub enum Queue {
+pub enum RingDevice {
     /// A split queue.
     Split(split::device::SplitDevice),
     /// A packed queue.
     Packed(packed::device::PackedDevice),
 }
 
-impl Queue {
+impl RingDevice {
     /// Creates the device side of the queue in `layout`, which begins at `base`: see [`DeviceQueue::base`].
     ///
     /// # Errors
@@ -39,13 +39,13 @@ impl Queue {
 macro_rules! with_queue {
     ($queue:expr, $name:ident => $work:expr) => {
         match $queue {
-            $crate::device::Queue::Split($name) => $work,
-            $crate::device::Queue::Packed($name) => $work,
+            $crate::device::RingDevice::Split($name) => $work,
+            $crate::device::RingDevice::Packed($name) => $work,
         }
     };
 }
 
-impl Queue {
+impl RingDevice {
     /// Records in `inflight` the state that the next device needs. A split queue needs no record.
     pub fn track(&mut self, inflight: Inflight) {
         if let Self::Packed(queue) = self {

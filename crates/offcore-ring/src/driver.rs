@@ -8,7 +8,7 @@ use crate::{Layout, RingError, packed, split};
 
 /// The driver side of a queue of either format. `T` is the token that identifies a chain to its owner.
 #[derive(Debug)]
-pub enum Queue<T> {
+pub enum RingDriver<T> {
     /// The driver side of a split queue.
     Split(split::driver::SplitDriver<T>),
     /// The driver side of a packed queue.
@@ -19,13 +19,13 @@ pub enum Queue<T> {
 macro_rules! either {
     ($queue:expr, $side:ident => $call:expr) => {
         match $queue {
-            Queue::Split($side) => $call,
-            Queue::Packed($side) => $call,
+            RingDriver::Split($side) => $call,
+            RingDriver::Packed($side) => $call,
         }
     };
 }
 
-impl<T> Queue<T> {
+impl<T> RingDriver<T> {
     /// Creates the driver side of a new queue. Initializes the memory of the queue.
     pub fn new(layout: impl Into<Layout>, event_idx: bool) -> Self {
         match layout.into() {
@@ -45,12 +45,12 @@ impl<T> Queue<T> {
         either!(self, side => side.free())
     }
 
-    /// Chains in flight: added, but not returned by [`Queue::pop`] yet.
+    /// Chains in flight: added, but not returned by [`RingDriver::pop`] yet.
     pub fn in_flight(&self) -> u16 {
         either!(self, side => side.in_flight())
     }
 
-    /// Makes one buffer available. It becomes visible to the device with [`Queue::publish`].
+    /// Makes one buffer available. It becomes visible to the device with [`RingDriver::publish`].
     ///
     /// # Errors
     /// Returns the token if no descriptor is free.
@@ -95,7 +95,7 @@ impl<T> Queue<T> {
         either!(self, side => side.set_notification(wanted));
     }
 
-    /// Returns the number of returned chains that are known and were not taken by [`Queue::pop`] yet. If none are
+    /// Returns the number of returned chains that are known and were not taken by [`RingDriver::pop`] yet. If none are
     /// known, reads the ring.
     ///
     /// # Errors
@@ -105,7 +105,7 @@ impl<T> Queue<T> {
         either!(self, side => side.used())
     }
 
-    /// Returns the next used chain; `None` if no more are known since the last call of [`Queue::used`].
+    /// Returns the next used chain; `None` if no more are known since the last call of [`RingDriver::used`].
     ///
     /// # Errors
     /// Fails if the device violates the virtio specification.

@@ -61,7 +61,7 @@ fn place(serial: u64) -> u64 {
 }
 
 /// Sends numbers in buffers, and expects them back inverted and in order.
-fn drive(guest: &Guest, mut queue: driver::Queue<u64>, kick: &Bell, call: &Bell) {
+fn drive(guest: &Guest, mut queue: driver::RingDriver<u64>, kick: &Bell, call: &Bell) {
     let (mut sent, mut back) = (0, 0);
     while back < CHAINS {
         while sent < CHAINS && queue.free() > 2 {
@@ -133,13 +133,13 @@ fn serve(guest: &Guest, queue: &mut impl DeviceQueue, kick: &Bell, call: &Bell) 
 }
 
 /// Guest memory, and both sides of a queue in it.
-fn sides(size: u16, packed: bool, event_idx: bool) -> (Guest, driver::Queue<u64>, device::Queue) {
+fn sides(size: u16, packed: bool, event_idx: bool) -> (Guest, driver::RingDriver<u64>, device::RingDevice) {
     let guest = Guest { memory: guest_memory(1 << 20) };
     let areas = Areas { descriptors: 0x1000, driver: 0x4000, device: 0x6000 };
     let layout = Layout::in_memory(&guest.memory, areas, size.into(), packed).unwrap();
-    let driver = driver::Queue::new(layout.clone(), event_idx);
+    let driver = driver::RingDriver::new(layout.clone(), event_idx);
     let base = if packed { packed::FRESH_BASE } else { 0 };
-    let device = device::Queue::new(layout, base, event_idx, false).unwrap();
+    let device = device::RingDevice::new(layout, base, event_idx, false).unwrap();
     (guest, driver, device)
 }
 
@@ -246,7 +246,7 @@ fn returned_length_is_checked_length() {
     for is_packed in [false, true] {
         let guest = Guest { memory: guest_memory(0x2_0000) };
         let layout = Layout::in_memory(&guest.memory, areas, 64, is_packed).unwrap();
-        let mut driver = driver::Queue::new(layout.clone(), false);
+        let mut driver = driver::RingDriver::new(layout.clone(), false);
         let buffers = [(BUFFERS, LEN), (BUFFERS + 0x1000, LEN)];
         driver.add_chain(&buffers, Direction::Readable, 0u64).unwrap();
         driver.publish();
@@ -269,7 +269,7 @@ fn returned_length_is_checked_length() {
             let (mut good, mut bad) = (0, 0);
             let start = Instant::now();
             while (good < LOOKS || bad < LOOKS) && start.elapsed() < Duration::from_secs(20) {
-                let mut device = device::Queue::new(layout.clone(), base, false, true).unwrap();
+                let mut device = device::RingDevice::new(layout.clone(), base, false, true).unwrap();
                 let mut found = Vec::new();
                 let chain = with_queue!(&mut device, queue => {
                     queue.look(1).unwrap();

@@ -138,7 +138,7 @@ pub struct Answer {
     /// 0, or an `errno`.
     pub error: u32,
     /// The session.
-    pub session: Session,
+    pub session: SessionId,
     /// Number of descriptors with the answer.
     pub descriptors: u32,
     pub info: [u32; INFO],
@@ -149,9 +149,9 @@ pub struct Answer {
 /// congestion window and slow-start threshold in segments, retransmissions.
 pub const INFO: usize = undelivered::WORDS;
 
-/// The location of a session.
+/// Identifies a session by the location of its slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Session {
+pub struct SessionId {
     /// The place of its slot, or 0 for none.
     pub place: u32,
     /// The generation in the slot.
@@ -161,7 +161,7 @@ pub struct Session {
 /// A new connection in the queue of a listener's end. Without a session it is the kernel's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Accepted {
-    pub session: Session,
+    pub session: SessionId,
 }
 
 /// Writes consecutive fields.
@@ -323,12 +323,12 @@ impl Answer {
 
     /// Creates an answer with an error, or 0, and nothing else.
     pub fn of(error: u32) -> Self {
-        Self { error, session: Session::default(), descriptors: 0, info: [0; INFO] }
+        Self { error, session: SessionId::default(), descriptors: 0, info: [0; INFO] }
     }
 
     /// Encodes the message.
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
-        let Session { place, generation } = self.session;
+        let SessionId { place, generation } = self.session;
         Out::new().words(&[self.error, place, generation, self.descriptors]).words(&self.info).bytes
     }
 
@@ -336,7 +336,7 @@ impl Answer {
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let mut from = In(bytes);
         let error = from.word()?;
-        let session = Session { place: from.word()?, generation: from.word()? };
+        let session = SessionId { place: from.word()?, generation: from.word()? };
         let mut answer = Self { error, session, descriptors: from.word()?, info: [0; INFO] };
         for word in &mut answer.info {
             *word = from.word()?;
@@ -357,7 +357,7 @@ impl Accepted {
     /// Decodes the message. Returns `None` if it is invalid.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let mut from = In(bytes);
-        Some(Self { session: Session { place: from.word()?, generation: from.word()? } })
+        Some(Self { session: SessionId { place: from.word()?, generation: from.word()? } })
     }
 }
 
@@ -382,7 +382,7 @@ mod tests {
             assert_eq!(Question::from_bytes(&question.to_bytes()), Some(question));
         }
         let mut answer = Answer::of(5);
-        (answer.session, answer.descriptors) = (Session { place: 9, generation: 8 }, 1);
+        (answer.session, answer.descriptors) = (SessionId { place: 9, generation: 8 }, 1);
         answer.info[9] = 7;
         assert_eq!(Answer::from_bytes(&answer.to_bytes()), Some(answer));
         let accepted = Accepted { session: answer.session };

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use offcore_dma::core::{CoreDevice, Stepper};
 use offcore_dma::cost::SubmitReap;
 use offcore_dma::mover::Way;
-use offcore_dma::{Binding, Channel, ChannelId, Context, CopyOp, Device, Mode, Mover, QueueId, cpu};
+use offcore_dma::{Binding, Channel, ChannelId, Context, CopyDevice, CopyOp, Mode, Mover, QueueId, cpu};
 use offcore_mem::Burst;
 use offcore_ring::device::Direction;
 use offcore_ring::driver;
@@ -248,7 +248,7 @@ fn slow_down(mover: &Mover, dear: Option<Way>) {
 
 /// The driver side of a guest that sends bursts.
 struct Sender {
-    driver: driver::Queue<()>,
+    driver: driver::RingDriver<()>,
     shape: Shape,
     next: usize,
 }
@@ -273,7 +273,7 @@ impl Sender {
                 guest.write(table(i) + 16 * at as u64, &descriptor.to_le_bytes());
             }
         }
-        Self { driver: driver::Queue::new(guest.layout.clone(), false), shape, next: 0 }
+        Self { driver: driver::RingDriver::new(guest.layout.clone(), false), shape, next: 0 }
     }
 
     /// Makes a burst available.

@@ -155,7 +155,7 @@ mod tests {
     use std::time::Duration;
 
     use offcore_dma::core::CoreDevice;
-    use offcore_dma::{Binding, Device, Mode};
+    use offcore_dma::{Binding, CopyDevice, Mode};
     use offcore_mem::Hugepages;
 
     use super::*;

@@ -24,7 +24,7 @@ use crate::vring::{Active, Chains, InFlight, Out, QueueBurst, Taken, Vring, burs
 
 /// Counters of one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Submitted {
+pub struct Enqueued {
     /// Packets accepted: in flight, or already published.
     pub packets: usize,
     pub bytes: u64,
@@ -74,8 +74,8 @@ impl Enqueue {
     /// in `burst` if the guest has no chains for them. The core makes the copies that do not fit into the channels.
     /// Packets that are complete at once are published and freed.
     #[inline]
-    pub fn submit(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) -> Submitted {
-        let mut submitted = Submitted::default();
+    pub fn submit(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) -> Enqueued {
+        let mut submitted = Enqueued::default();
         if !self.vring.service(ctx.mover) || !self.enabled() {
             return submitted;
         }
@@ -169,7 +169,7 @@ impl Enqueue {
     }
 }
 
-impl QueueBurst<'_, Submitted> {
+impl QueueBurst<'_, Enqueued> {
     /// Gathers and submits one batch. Packets that are complete afterwards are published and freed. If the batch ended
     /// before the end of the burst, returns the reason.
     #[inline(always)]
@@ -242,7 +242,7 @@ struct EnqueueGather<'a, 'b, Q, const IMMEDIATE: bool> {
 impl<Q: DeviceQueue, const IMMEDIATE: bool> EnqueueGather<'_, '_, Q, IMMEDIATE> {
     /// Adds packets until one does not fit. Returns the number of packets added and the reason for the end.
     #[inline(always)]
-    fn burst(&mut self, packets: &mut [Packet], submitted: &mut Submitted) -> (usize, Option<Stop>) {
+    fn burst(&mut self, packets: &mut [Packet], submitted: &mut Enqueued) -> (usize, Option<Stop>) {
         self.known = match self.queue.look(packets.len()) {
             Ok(known) => known as u16,
             Err(error) => return (0, Some(Stop::Broken(error))),
@@ -270,7 +270,7 @@ impl<Q: DeviceQueue, const IMMEDIATE: bool> EnqueueGather<'_, '_, Q, IMMEDIATE> 
     /// Adds packets as long as each fits into a chain of one buffer, which is the most frequent case. Returns their
     /// number.
     #[inline(always)]
-    fn singles(&mut self, packets: &mut [Packet], submitted: &mut Submitted) -> usize {
+    fn singles(&mut self, packets: &mut [Packet], submitted: &mut Enqueued) -> usize {
         let Self { queue, config, batch, chains, logging, ahead, offloads, .. } = self;
         // This path does not record destinations. Packets whose pages are logged are therefore added one by one.
         let most = if logging.is_some() { 0 } else { packets.len().min(batch.room()) };

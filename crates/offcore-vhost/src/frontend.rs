@@ -1,8 +1,8 @@
 //! The front end: the driver's side of a vhost-user connection.
 //!
 //! The front end negotiates features, describes memory, and sets up virtqueues. It does not move packets: the caller
-//! does that with an `offcore_ring::driver::Queue` for each [`DriverQueue`]. Guest addresses and front-end addresses
-//! are both host virtual addresses of this process, so a buffer is made available by its address.
+//! does that with an `offcore_ring::driver::RingDriver` for each [`DriverQueue`]. Guest addresses and front-end
+//! addresses are both host virtual addresses of this process, so a buffer is made available by its address.
 //!
 //! 1. [`FrontEnd::connect`] negotiates features and allocates the memory of the virtqueues.
 //! 2. The caller creates a driver queue for each handle and fills it.

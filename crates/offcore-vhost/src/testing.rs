@@ -11,7 +11,7 @@ use crate::{VringCell, VringConfig};
 use offcore_dma::core::CoreDevice;
 use offcore_dma::cpu::CpuDevice;
 use offcore_dma::fault::{Faults, FaultyChannel};
-use offcore_dma::{ChannelId, Context, Device, Mover};
+use offcore_dma::{ChannelId, Context, CopyDevice, Mover};
 use offcore_mem::testing::guest_regions;
 use offcore_mem::{Burst, GuestMemory, Hugepages, Pool, PoolCache};
 use offcore_ring::{Areas, Layout, device::Direction, driver};
@@ -199,14 +199,14 @@ pub const TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Receiver {
     /// The driver's side of the virtqueue.
-    pub driver: driver::Queue<u64>,
+    pub driver: driver::RingDriver<u64>,
     size: u32,
 }
 
 impl Receiver {
     /// Fills the virtqueue of `guest` with buffers of `size` bytes.
     pub fn new(guest: &Guest, size: u32) -> Self {
-        let mut driver = driver::Queue::new(guest.layout.clone(), false);
+        let mut driver = driver::RingDriver::new(guest.layout.clone(), false);
         for i in 0..usize::from(guest.layout.size()) {
             let address = guest.buffer(i, 2048);
             driver.add(address, size, Direction::Writable, address).unwrap();

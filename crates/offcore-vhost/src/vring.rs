@@ -43,7 +43,7 @@ pub(crate) struct Active {
     pub(crate) config: Arc<VringConfig>,
     /// The memory of `config`.
     memory: Held,
-    pub(crate) queue: device::Queue,
+    pub(crate) queue: device::RingDevice,
     pub(crate) mergeable: bool,
     /// Offloads that packets of this direction may request.
     pub(crate) offloads: Offloads,
@@ -58,7 +58,7 @@ impl Active {
     fn new(config: Arc<VringConfig>, receives: bool) -> Result<Self, RingError> {
         let offloads = if receives { features::received } else { features::transmitted };
         let has = |bit| config.features & bit != 0;
-        let mut queue = device::Queue::new(
+        let mut queue = device::RingDevice::new(
             config.layout.clone(),
             config.base,
             has(VIRTIO_F_EVENT_IDX),

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use offcore_dma::core::CoreDevice;
-use offcore_dma::{Binding, Device, Mode};
+use offcore_dma::{Binding, CopyDevice, Mode};
 use offcore_mem::{Burst, Packet};
 use offcore_ring::{device::Direction, driver};
 use offcore_vhost::dequeue::Arm;
@@ -44,7 +44,7 @@ struct Sender {
     worker: Worker,
     cell: Arc<VringCell>,
     dequeue: Dequeue,
-    driver: driver::Queue<()>,
+    driver: driver::RingDriver<()>,
     sent: u64,
     step: Box<dyn FnMut()>,
 }
@@ -61,7 +61,7 @@ fn sender(size: u16, offload: bool) -> Sender {
     }
     start(&cell, guest.config(TSO));
     let dequeue = Dequeue::attach(&cell, &mut worker.mover).unwrap();
-    let driver = driver::Queue::new(guest.layout.clone(), false);
+    let driver = driver::RingDriver::new(guest.layout.clone(), false);
     Sender { guest, worker, cell, dequeue, driver, sent: 0, step }
 }
 
@@ -190,13 +190,13 @@ fn descriptors_of_a_call_are_bounded() {
 /// A guest that receives in chains with indirect tables, so that the tables can be invalidated.
 struct Taker {
     guest: Guest,
-    driver: driver::Queue<usize>,
+    driver: driver::RingDriver<usize>,
     tables: usize,
 }
 
 impl Taker {
     fn new(guest: Guest) -> Self {
-        let driver = driver::Queue::new(guest.layout.clone(), false);
+        let driver = driver::RingDriver::new(guest.layout.clone(), false);
         Self { guest, driver, tables: 0 }
     }
 
@@ -288,7 +288,7 @@ fn chains_without_room_are_read_once() {
 struct Guests {
     worker: Worker,
     sender: Guest,
-    tx: driver::Queue<()>,
+    tx: driver::RingDriver<()>,
     taker: Taker,
     cells: [Arc<VringCell>; 2],
     dequeue: Dequeue,
@@ -306,7 +306,7 @@ fn guests(size: u16, packed: bool, features: u64) -> Guests {
         dequeue: Dequeue::attach(&cells[0], &mut worker.mover).unwrap(),
         enqueue: Enqueue::attach(&cells[1], &mut worker.mover).unwrap(),
         pair: Pair::new(&mut worker.mover),
-        tx: driver::Queue::new(sender.layout.clone(), false),
+        tx: driver::RingDriver::new(sender.layout.clone(), false),
         worker,
         sender,
         taker,

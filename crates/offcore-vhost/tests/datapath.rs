@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use offcore_dma::core::CoreDevice;
-use offcore_dma::{Binding, Device, Mode};
+use offcore_dma::{Binding, CopyDevice, Mode};
 use offcore_mem::Burst;
 use offcore_ring::RingError;
 use offcore_ring::device::Direction;
@@ -49,7 +49,7 @@ struct FromGuest {
     worker: Worker,
     cell: Arc<VringCell>,
     dequeue: Dequeue,
-    driver: driver::Queue<u32>,
+    driver: driver::RingDriver<u32>,
 }
 
 fn from_guest(guest: Guest, config: VringConfig) -> FromGuest {
@@ -57,7 +57,7 @@ fn from_guest(guest: Guest, config: VringConfig) -> FromGuest {
     let cell = Arc::new(VringCell::new(1));
     let dequeue = Dequeue::attach(&cell, &mut worker.mover).unwrap();
     let event_idx = config.features & VIRTIO_F_EVENT_IDX != 0;
-    let driver = driver::Queue::new(config.layout.clone(), event_idx);
+    let driver = driver::RingDriver::new(config.layout.clone(), event_idx);
     start(&cell, config);
     FromGuest { guest, worker, cell, dequeue, driver }
 }
@@ -110,7 +110,7 @@ fn packets_without_chains_stay_in_burst() {
 #[test]
 fn broken_queue_waits_for_a_start() {
     let mut t = to_guest(8, FEATURES);
-    let mut driver = driver::Queue::new(t.guest.layout.clone(), false);
+    let mut driver = driver::RingDriver::new(t.guest.layout.clone(), false);
     driver.add(GUEST - 1, 2048, Direction::Writable, ()).unwrap();
     driver.publish();
     let mut burst = t.worker.packets(0, &[60]);
@@ -167,7 +167,7 @@ fn packets_leave_the_guest() {
         cell.publish(|wanted| wanted.binding = Binding::new(mode, vec![channel]));
         let mut dequeue = Dequeue::attach(&cell, &mut worker.mover).unwrap();
         start(&cell, guest.config(features));
-        let mut driver = driver::Queue::new(guest.layout.clone(), features == FEATURES_EVENT);
+        let mut driver = driver::RingDriver::new(guest.layout.clone(), features == FEATURES_EVENT);
         let (mut sent, mut received) = (0u64, 0u64);
         let length = |serial: u64| 14 + (serial as usize * 131) % 1500;
         let mut burst = Burst::new();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use offcore_dma::cpu::CpuDevice;
 use offcore_dma::fault::{FaultCounts, Faults, FaultyChannel};
-use offcore_dma::{Binding, ChannelId, Device, Mode};
+use offcore_dma::{Binding, ChannelId, CopyDevice, Mode};
 use offcore_mem::Burst;
 use offcore_ring::{device::Direction, driver};
 use offcore_stats::tsc;
@@ -27,8 +27,8 @@ const BUFFERS_EACH: usize = 256;
 struct Loop {
     guest: Guest,
     worker: Worker,
-    rx: driver::Queue<u64>,
-    tx: driver::Queue<u64>,
+    rx: driver::RingDriver<u64>,
+    tx: driver::RingDriver<u64>,
     cells: [Arc<VringCell>; 2],
     enqueue: Enqueue,
     dequeue: Dequeue,
@@ -64,13 +64,13 @@ impl Loop {
         }
         let enqueue = Enqueue::attach(&cells[0], &mut worker.mover).unwrap();
         let dequeue = Dequeue::attach(&cells[1], &mut worker.mover).unwrap();
-        let mut rx = driver::Queue::new(guest.layout.clone(), false);
+        let mut rx = driver::RingDriver::new(guest.layout.clone(), false);
         for i in 0..BUFFERS_EACH {
             let address = guest.buffer(BUFFERS_EACH + i, 2048);
             rx.add(address, 2048, Direction::Writable, address).unwrap();
         }
         rx.publish();
-        let tx = driver::Queue::new(guest.tx_layout.clone(), false);
+        let tx = driver::RingDriver::new(guest.tx_layout.clone(), false);
         let flow = UdpFlow::txonly(MacAddr::local(1), MacAddr::local(2));
         let templates = (60..=1514).map(|len| UdpTemplate::new(&flow, len).unwrap()).collect();
         let free_tx = (0..BUFFERS_EACH).map(|i| guest.buffer(i, 2048)).collect();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use offcore_dma::core::{CoreDevice, Stepper};
 use offcore_dma::cpu::CpuDevice;
 use offcore_dma::fault::{Faults, FaultyChannel};
-use offcore_dma::{Binding, ChannelId, Device, Mode};
+use offcore_dma::{Binding, ChannelId, CopyDevice, Mode};
 use offcore_mem::Burst;
 use offcore_ring::device::Direction;
 use offcore_ring::driver;
@@ -173,7 +173,7 @@ fn packets_are_delivered_before_stop_completes() {
         let (guest, cell) = (Guest::new(16), Arc::new(VringCell::new(1)));
         cell.publish(|wanted| wanted.binding = Binding::new(Mode::Offload, vec![channel]));
         start(&cell, VringConfig { layout: guest.tx_layout.clone(), ..guest.config(FEATURES) });
-        let mut driver = driver::Queue::new(guest.tx_layout.clone(), false);
+        let mut driver = driver::RingDriver::new(guest.tx_layout.clone(), false);
         for i in 0..3 {
             let address = guest.buffer(i, 2048);
             guest.write(address, &[0; 100]);

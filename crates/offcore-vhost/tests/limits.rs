@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use offcore_dma::core::{CoreDevice, Stepper};
 use offcore_dma::mover::MoverError;
-use offcore_dma::{Binding, ChannelId, Device, Mode};
+use offcore_dma::{Binding, ChannelId, CopyDevice, Mode};
 use offcore_mem::Burst;
 use offcore_ring::RingError;
 use offcore_ring::{device::Direction, driver};
@@ -97,7 +97,7 @@ fn burst_may_exceed_copy_list() {
 fn dequeued_packet_may_exceed_channel_ring() {
     let mut t = rig(1, 4);
     let mut dequeue = Dequeue::attach(&t.cell, &mut t.worker.mover).unwrap();
-    let mut driver = driver::Queue::new(t.guest.layout.clone(), false);
+    let mut driver = driver::RingDriver::new(t.guest.layout.clone(), false);
     for serial in 0..3 {
         let bytes = [vec![0; 12], pattern(serial, 600)].concat();
         let address = t.guest.buffer(serial as usize, 2048);
@@ -124,7 +124,7 @@ fn dequeued_packet_may_exceed_channel_ring() {
 fn inflight_chains_are_bounded_by_ring_size() {
     let mut t = rig(1, 1024);
     let mut dequeue = Dequeue::attach(&t.cell, &mut t.worker.mover).unwrap();
-    let mut driver = driver::Queue::new(t.guest.layout.clone(), false);
+    let mut driver = driver::RingDriver::new(t.guest.layout.clone(), false);
     for i in 0..200 {
         driver.add(t.guest.buffer(i, 2048), 100, Direction::Readable, ()).unwrap();
     }

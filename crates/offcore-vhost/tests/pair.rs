@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use offcore_dma::core::{CoreDevice, Stepper};
-use offcore_dma::{Binding, Device, Mode};
+use offcore_dma::{Binding, CopyDevice, Mode};
 use offcore_mem::Burst;
 use offcore_ring::RingError;
 use offcore_ring::device::Direction;
@@ -33,7 +33,7 @@ struct Rig {
     enqueue: Enqueue,
     pair: Pair,
     stepper: Option<Stepper>,
-    tx: driver::Queue<u64>,
+    tx: driver::RingDriver<u64>,
     rx: Receiver,
     /// Free buffers of the sender.
     free: VecDeque<u64>,
@@ -78,7 +78,7 @@ impl Rig {
             dequeue: Dequeue::attach(&tx_cell, &mut worker.mover).unwrap(),
             enqueue: Enqueue::attach(&rx_cell, &mut worker.mover).unwrap(),
             pair: Pair::new(&mut worker.mover),
-            tx: driver::Queue::new(sender.tx_layout.clone(), false),
+            tx: driver::RingDriver::new(sender.tx_layout.clone(), false),
             rx: Receiver::new(&receiver, setup.rx_buffer),
             free: (0..usize::from(setup.size)).map(|i| sender.buffer(i, 4096)).collect(),
             sender,
@@ -458,7 +458,7 @@ fn invalid_chain_breaks_only_its_virtqueue() {
         } else {
             let size = rig.receiver.layout.size();
             rig.receiver.reset_rings();
-            let mut rx = driver::Queue::new(rig.receiver.layout.clone(), false);
+            let mut rx = driver::RingDriver::new(rig.receiver.layout.clone(), false);
             (0..size).for_each(|_| rx.add(outside, 2048, Direction::Writable, ()).unwrap());
             rx.publish();
             assert!(rig.transmit(0, 100, 1));

@@ -8,7 +8,7 @@ mod tests;
 use clap::Args;
 use offcore_config::sections::{Copy, Section};
 use offcore_dma::Mode;
-use offcore_flow::dma_map::{Entry, Half};
+use offcore_flow::dma_map::{Entry, QueueHalf};
 use offcore_flow::switch::{EthPeers, Run};
 use offcore_flow::{DmaMap, SwitchConfig, Topology};
 use offcore_port::spec::{MAX_QUEUES, PortSpec};
@@ -133,7 +133,7 @@ pub(crate) fn plan(args: &CopyArgs) -> Result<(SwitchConfig, Vec<PortSpec>), Str
     let ports = plan::with_queues(&args.at.ports, args.queues, "--queues")?;
     plan::check_duplicates(&ports)?;
     let dma = channels(args, &ports)?;
-    let mapped = dma.entries.iter().any(|entry| entry.half == Half::Rx);
+    let mapped = dma.entries.iter().any(|entry| entry.half == QueueHalf::Rx);
     if args.until_idle {
         plan::check_ports_end(&ports)?;
     }
@@ -170,11 +170,11 @@ pub(crate) fn section(args: &CopyArgs) -> Copy {
 fn channels(args: &CopyArgs, ports: &[PortSpec]) -> Result<DmaMap, String> {
     let mut dma = plan::dma_map(args.engines.dma.clone(), ports)?;
     let asked = matches!(args.mode, Some(Mode::Offload | Mode::Auto));
-    if asked && !dma.entries.iter().any(|entry| entry.half == Half::Rx) {
+    if asked && !dma.entries.iter().any(|entry| entry.half == QueueHalf::Rx) {
         let queues = ports.iter().map(PortSpec::queues).max();
         dma.entries.extend((0..queues.unwrap_or(1)).map(|queue| Entry {
             port: None,
-            half: Half::Rx,
+            half: QueueHalf::Rx,
             queue,
             weight: 1,
             channels: vec!["dsa:auto".into()],

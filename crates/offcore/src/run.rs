@@ -143,7 +143,7 @@ fn prepare(plan: &Plan) -> Result<(), Failure> {
 mod tests {
     use offcore_config::sections::Section;
     use offcore_flow::SwitchConfig;
-    use offcore_flow::dma_map::Half;
+    use offcore_flow::dma_map::QueueHalf;
     use offcore_port::spec::PortSpec;
 
     use super::*;
@@ -272,7 +272,7 @@ mod tests {
                 _ => port.queues(),
             };
             for queue in (0..queues).filter(|_| makes_copies) {
-                for half in [Half::Rx, Half::Tx] {
+                for half in [QueueHalf::Rx, QueueHalf::Tx] {
                     let (found, weight) =
                         (config.dma.channels(index, half, queue), config.dma.weight(index, half, queue));
                     channels.push(format!("{index} {half:?} {queue}: {found:?} * {weight}"));

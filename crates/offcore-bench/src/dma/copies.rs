@@ -216,7 +216,7 @@ impl Copies {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use offcore_dma::Device;
+    use offcore_dma::CopyDevice;
     use offcore_dma::cpu::CpuDevice;
 
     #[test]

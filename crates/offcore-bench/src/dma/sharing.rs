@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use offcore_dma::share::{SharedChannel, Sharing};
-use offcore_dma::{Channel, Device};
+use offcore_dma::{Channel, CopyDevice};
 use offcore_dsa::WqMode;
 use offcore_dsa::driver::{self, DsaDevice};
 use offcore_dsa::sim::{Generation, Profile, SimDevice, SimOptions};

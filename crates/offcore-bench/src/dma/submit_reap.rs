@@ -83,7 +83,7 @@ fn burst(
 mod tests {
     use super::*;
     use crate::report::golden;
-    use offcore_dma::Device;
+    use offcore_dma::CopyDevice;
     use offcore_dma::core::CoreDevice;
 
     #[test]

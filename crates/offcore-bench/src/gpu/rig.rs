@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 use offcore_gpu::cpu::CpuWork;
-use offcore_gpu::device::{Device, Launch, Memory};
+use offcore_gpu::device::{GpuDevice, Launch, Memory};
 use offcore_gpu::patterns::Patterns;
-use offcore_gpu::pipeline::{Back, Front, Setup, Worker, pipeline};
+use offcore_gpu::pipeline::{Back, Front, PipelineWorker, Setup, pipeline};
 use offcore_mem::{HEADROOM, Packet, Pool};
 use offcore_wire::ethernet::FCS_LEN;
 
@@ -123,7 +123,7 @@ impl Samples {
 #[derive(Debug)]
 pub(super) struct Rig<'a> {
     pub options: &'a Options,
-    device: Box<dyn Device>,
+    device: Box<dyn GpuDevice>,
     /// Description of the device: a GPU's name and memory.
     pub device_name: String,
     /// Lcores of the ends of each pipeline.
@@ -146,7 +146,7 @@ pub(super) struct Rig<'a> {
 
 impl<'a> Rig<'a> {
     /// Creates the pool that `options` requires and fills its packets.
-    pub(super) fn new(options: &'a Options, device: Box<dyn Device>, groups: Vec<Group>) -> Result<Self> {
+    pub(super) fn new(options: &'a Options, device: Box<dyn GpuDevice>, groups: Vec<Group>) -> Result<Self> {
         let device_threads = if device.name() == STAND_IN { options.pipelines } else { 1 };
         let places = places(&options.lcores, options.pipelines, device_threads)?;
         let steps = groups.iter().map(Group::steps).sum();
@@ -189,7 +189,7 @@ impl<'a> Rig<'a> {
         Ok(pipeline(Setup {
             burst: 1,
             slots: 2,
-            worker: Worker::Device {
+            worker: PipelineWorker::Device {
                 device: &mut *self.device,
                 launch: Launch::Kernel,
                 blocks: 1,
@@ -426,7 +426,7 @@ impl<'a> Rig<'a> {
 }
 
 /// Returns the description of a device: the common prefix of its notes, without its name in the options.
-fn title(device: &dyn Device) -> String {
+fn title(device: &dyn GpuDevice) -> String {
     let notes = device.notes();
     let first = notes.first().map_or("", String::as_str);
     let title = first.split_once(": ").map_or(first, |(title, _)| title);

@@ -6,8 +6,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use offcore_gpu::device::{Device, Memory};
-use offcore_gpu::pipeline::{Back, Front, Setup, Worker, pipeline};
+use offcore_gpu::device::{GpuDevice, Memory};
+use offcore_gpu::pipeline::{Back, Front, PipelineWorker, Setup, pipeline};
 use offcore_mem::{Hugepages, Packet, Pool};
 use offcore_ring::spsc;
 use offcore_stats::lcore;
@@ -98,7 +98,7 @@ impl Session {
     /// Starts pipelines, which share `packets`. Only some workloads need `device`.
     pub(super) fn open(
         setup: &SessionSetup<'_>,
-        mut device: Option<&mut (dyn Device + 'static)>,
+        mut device: Option<&mut (dyn GpuDevice + 'static)>,
         packets: &mut Vec<Packet>,
     ) -> Result<Self> {
         let pipelines = setup.places.len();
@@ -206,13 +206,13 @@ fn wait(length: Duration, window: &Window) {
 
 fn one_pipeline(
     setup: &SessionSetup<'_>,
-    device: Option<&mut (dyn Device + 'static)>,
+    device: Option<&mut (dyn GpuDevice + 'static)>,
 ) -> Result<(Front, Back)> {
     let (blocks, pipelines) = setup.blocks_and_threads;
     let worker = match setup.workload {
-        Workload::None => Worker::None,
-        Workload::Cpu | Workload::Core => Worker::Cpu,
-        Workload::Device(launch) => Worker::Device {
+        Workload::None => PipelineWorker::None,
+        Workload::Cpu | Workload::Core => PipelineWorker::Cpu,
+        Workload::Device(launch) => PipelineWorker::Device {
             device: device.with_context(|| format!("workload {launch} needs a device"))?,
             launch,
             blocks,

@@ -59,8 +59,8 @@ impl AddAssign for Seen {
 #[derive(Debug)]
 pub struct Guests {
     traffic: Arc<Mutex<Traffic>>,
-    tx: driver::Queue<u32>,
-    rx: driver::Queue<u32>,
+    tx: driver::RingDriver<u32>,
+    rx: driver::RingDriver<u32>,
     /// Offset of the tables of indirect descriptors in the sending guest's region, and index of the next table.
     tables: usize,
     next_table: usize,
@@ -80,8 +80,8 @@ impl Guests {
         let event_idx = lock(traffic).kind == GuestKind::Linux;
         let mut guests = Self {
             traffic: Arc::clone(traffic),
-            tx: driver::Queue::new(tx, event_idx),
-            rx: driver::Queue::new(rx, event_idx),
+            tx: driver::RingDriver::new(tx, event_idx),
+            rx: driver::RingDriver::new(rx, event_idx),
             tables,
             next_table: 0,
             window: lock(traffic).temperature.window(),
@@ -141,7 +141,7 @@ impl Guests {
                 let added = if traffic.in_pieces(len) {
                     let at = self.tables + self.next_table * TABLE;
                     self.next_table = (self.next_table + 1) % usize::from(self.tx.size());
-                    let packed = matches!(self.tx, driver::Queue::Packed(_));
+                    let packed = matches!(self.tx, driver::RingDriver::Packed(_));
                     self.tx.add_indirect(traffic.write_table(at, buffer, len, packed), TABLE as u32, buffer)
                 } else {
                     self.tx.add(traffic.sent.address(buffer), len as u32, Direction::Readable, buffer)
@@ -206,7 +206,7 @@ impl Guests {
 }
 
 /// Keeps a window of buffers available.
-fn replenish(queue: &mut driver::Queue<u32>, buffers: &mut Buffers, window: usize) {
+fn replenish(queue: &mut driver::RingDriver<u32>, buffers: &mut Buffers, window: usize) {
     while usize::from(queue.in_flight()) < window.min(queue.size().into()) {
         let buffer = buffers.next();
         // The ring has room: the number of buffers in flight never exceeds its size, and each takes one descriptor.

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use anyhow::Result;
 use offcore_dma::core::CoreDevice;
-use offcore_dma::{Channel, Device, Mode};
+use offcore_dma::{Channel, CopyDevice, Mode};
 use offcore_dsa::WqMode;
 use offcore_dsa::driver::{self, DsaDevice};
 use offcore_dsa::sim::{Generation, Profile, SimDevice, SimEngine, SimOptions};

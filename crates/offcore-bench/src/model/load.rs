@@ -3,7 +3,7 @@
 use anyhow::{Result, bail, ensure};
 use offcore_dsa::config::{DeviceConfig, Group, WqConfig};
 use offcore_dsa::sim::{Faults, Profile, SimDevice, SimEngine, SimOptions, SimPortal, Timing};
-use offcore_dsa::{CompletionRecord, Descriptor, Flags, Opcode, Status, Submitted, WqMode};
+use offcore_dsa::{CompletionRecord, Descriptor, Flags, Opcode, Status, SubmitResult, WqMode};
 use offcore_stats::SplitMix;
 
 /// Step of the clock in virtual nanoseconds while a client waits before its next copy.
@@ -139,7 +139,7 @@ impl Bench {
     /// If `at_most` copies were accepted.
     pub fn fill(&mut self, gap_ns: u64, at_most: usize) -> Result<usize> {
         for taken in 0..at_most {
-            if self.clients[0].submit(taken, self.engine.now()) == Submitted::Retry {
+            if self.clients[0].submit(taken, self.engine.now()) == SubmitResult::Retry {
                 return Ok(taken);
             }
             let next = self.engine.now() + gap_ns;
@@ -234,7 +234,7 @@ impl Client {
         }
     }
 
-    fn submit(&mut self, index: usize, now: u64) -> Submitted {
+    fn submit(&mut self, index: usize, now: u64) -> SubmitResult {
         let slot = &self.slots[index];
         slot.record.clear();
         let descriptor = match &slot.list[..] {
@@ -249,7 +249,7 @@ impl Client {
         self.portal.fence();
         // SAFETY: the buffers, the record and the list of a slot are not moved or changed until the record is written.
         let submitted = unsafe { self.portal.submit(&descriptor) };
-        if submitted == Submitted::Accepted {
+        if submitted == SubmitResult::Accepted {
             self.slots[index].state = State::Flying(now);
         }
         submitted
@@ -269,7 +269,7 @@ impl Client {
                 self.slots[index].state = State::Due(now + pause);
             }
             if let State::Due(at) = self.slots[index].state {
-                waiting |= at > now || self.submit(index, now) == Submitted::Retry;
+                waiting |= at > now || self.submit(index, now) == SubmitResult::Retry;
             }
         }
         Ok(waiting)

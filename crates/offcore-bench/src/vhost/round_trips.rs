@@ -20,7 +20,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use offcore_mem::{GuestMemory, GuestRegion, HEADROOM, Hugepages, Mapping};
 use offcore_ring::device::Direction;
-use offcore_ring::driver::Queue;
+use offcore_ring::driver::RingDriver;
 use offcore_ring::prefetch;
 use offcore_stats::tsc;
 use offcore_vhost::features::{NET_HEADER, VIRTIO_F_INDIRECT_DESC, VIRTIO_NET_F_MRG_RXBUF};
@@ -78,9 +78,9 @@ impl Guest {
     }
 
     /// Returns the driver's side of virtqueue `index`.
-    fn queue(&self, index: usize) -> Result<Queue<u32>> {
+    fn queue(&self, index: usize) -> Result<RingDriver<u32>> {
         let queue = self.front_end.queues().get(index).context("expected two virtqueues")?;
-        let mut queue = Queue::new(queue.layout(), false);
+        let mut queue = RingDriver::new(queue.layout(), false);
         queue.set_notification(false);
         Ok(queue)
     }
@@ -120,8 +120,8 @@ pub(crate) struct RoundTrips {
     guests: Vec<Guest>,
     tx_memory: Arc<GuestMemory>,
     rx_memory: Arc<GuestMemory>,
-    rx: Queue<u32>,
-    tx: Queue<u32>,
+    rx: RingDriver<u32>,
+    tx: RingDriver<u32>,
     /// TX buffers that the back end does not hold. They are used in LIFO order, like the ring's descriptors.
     free: Vec<u32>,
     frame_len: usize,

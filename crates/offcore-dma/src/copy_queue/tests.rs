@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::channel::Device;
+use crate::channel::CopyDevice;
 use crate::core::{CoreDevice, Stepper};
 use crate::mover::{ChannelId, Mode};
 

@@ -8,7 +8,8 @@ use offcore_ring::spsc::{self, Producer};
 
 use super::{Engine, MAX_RING};
 use crate::channel::{
-    Capabilities, Channel, ChannelInfo, ChannelStats, Completions, CopyOp, EngineError, Ledger, Reset, Token,
+    Channel, ChannelCapabilities, ChannelInfo, ChannelStats, Completions, CopyOp, EngineError, Ledger, Reset,
+    Token,
 };
 
 /// A channel to a copying core.
@@ -40,7 +41,12 @@ impl CoreChannel {
             tokens: vec![0; ring_size].into(),
             reported: 0,
             ledger: Ledger::default(),
-            info: ChannelInfo { name, ring_size, max_len: u32::MAX, capabilities: Capabilities::default() },
+            info: ChannelInfo {
+                name,
+                ring_size,
+                max_len: u32::MAX,
+                capabilities: ChannelCapabilities::default(),
+            },
             withdrawn,
             engine: engine.clone(),
         })

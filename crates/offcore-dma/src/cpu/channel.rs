@@ -2,7 +2,8 @@
 
 use super::Copier;
 use crate::channel::{
-    Capabilities, Channel, ChannelInfo, ChannelStats, Completions, CopyOp, Device, EngineError, Ledger, Reset,
+    Channel, ChannelCapabilities, ChannelInfo, ChannelStats, Completions, CopyDevice, CopyOp, EngineError,
+    Ledger, Reset,
 };
 
 const NAME: &str = "cpu";
@@ -12,7 +13,7 @@ const MAX_RING: usize = 1 << 15;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CpuDevice;
 
-impl Device for CpuDevice {
+impl CopyDevice for CpuDevice {
     fn name(&self) -> &str {
         NAME
     }
@@ -53,7 +54,7 @@ impl CpuChannel {
                 name: NAME.into(),
                 ring_size,
                 max_len: u32::MAX,
-                capabilities: Capabilities { synchronous: true, ..Capabilities::default() },
+                capabilities: ChannelCapabilities { synchronous: true, ..ChannelCapabilities::default() },
             },
             copier: Copier::default(),
             ring: vec![CopyOp::NONE; ring_size].into(),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::channel::Device;
+use crate::channel::CopyDevice;
 use crate::core::{CoreDevice, Stepper};
 use crate::fault::{FaultCounts, Faults, FaultyChannel};
 use crate::{Batch, Begun, CopyQueue};

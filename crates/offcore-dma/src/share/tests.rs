@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 
 use super::*;
-use crate::channel::Device;
+use crate::channel::CopyDevice;
 use crate::conformance::Check;
 use crate::core::{CoreDevice, Stepper};
 use crate::fault::{Faults, FaultyChannel};

@@ -15,8 +15,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use offcore_dma::channel::{
-    Capabilities, Channel, ChannelInfo, ChannelStats, Completions, CopyOp, EngineError, Failed, Failure,
-    Ledger, Reset,
+    Channel, ChannelCapabilities, ChannelInfo, ChannelStats, Completions, CopyOp, EngineError, Failed,
+    Failure, Ledger, Reset,
 };
 
 use super::Inner;
@@ -91,7 +91,7 @@ impl DmaChannel {
                 name: name.into(),
                 ring_size,
                 max_len: u32::MAX,
-                capabilities: Capabilities::default(),
+                capabilities: ChannelCapabilities::default(),
             },
             device,
             entries: vec![Entry { copy: CopyOp::NONE, state: State::Apart(None) }; ring_size].into(),

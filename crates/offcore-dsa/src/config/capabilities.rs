@@ -5,7 +5,7 @@ use crate::wq::{OpSet, gen_cap};
 /// The capabilities that limit a device's layout (sections 9.2.4 to 9.2.10).
 #[derive(Clone, Debug, PartialEq, Eq)]
 // fields-ok: plain figures of a device
-pub struct Capabilities {
+pub struct DeviceCapabilities {
     /// Version of the device: 0x100, 0x200, …
     pub version: u32,
     /// GENCAP, as in [`crate::wq::gen_cap`].
@@ -38,7 +38,7 @@ pub struct Capabilities {
     pub progress_limits: bool,
 }
 
-impl Capabilities {
+impl DeviceCapabilities {
     /// A device of the first generation (Sapphire Rapids), as in public listings of accel-config. The operations are
     /// from the listings that show all of them: newer firmware hides the delta operations.
     pub const fn spr() -> Self {

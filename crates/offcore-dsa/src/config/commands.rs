@@ -2,11 +2,11 @@
 
 use serde_json::Value;
 
-use super::{Capabilities, DeviceConfig, WqConfig, json};
+use super::{DeviceCapabilities, DeviceConfig, WqConfig, json};
 use crate::wq::WqMode;
 
 /// Returns the commands in the order in which they must be given, for a disabled device.
-pub fn commands(config: &DeviceConfig, device: &Capabilities) -> Vec<String> {
+pub fn commands(config: &DeviceConfig, device: &DeviceCapabilities) -> Vec<String> {
     let name = &config.name;
     let mut lines = Vec::new();
     let mut settings = Vec::new();
@@ -62,7 +62,7 @@ fn settings(object: &Value, is_given: impl Fn(&str, &Value) -> bool) -> Vec<Stri
     scalars.map(option).collect()
 }
 
-fn group_settings(config: &DeviceConfig, number: usize, device: &Capabilities) -> Vec<String> {
+fn group_settings(config: &DeviceConfig, number: usize, device: &DeviceCapabilities) -> Vec<String> {
     settings(&json::group_json(config, number), |key, value| match key {
         // accel-config refuses to set traffic classes of version 1 devices.
         "traffic_class_a" | "traffic_class_b" => device.version >= 0x200,

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Capabilities, ConfigError, DeviceConfig, Group, WqConfig, WqType, json};
+use super::{ConfigError, DeviceCapabilities, DeviceConfig, Group, WqConfig, WqType, json};
 use crate::wq::WqMode;
 
 /// The names that [`profile`] accepts: accel-config's profiles, then the guides' layouts.
@@ -15,7 +15,7 @@ pub const BUILT_IN: [&str; 9] =
 /// # Errors
 /// [`ConfigError::UnknownName`] if the name is neither a layout nor a file, and the errors of reading the file.
 pub fn profile(name: &str) -> Result<DeviceConfig, ConfigError> {
-    if let Some(config) = built_in(name, &Capabilities::spr()) {
+    if let Some(config) = built_in(name, &DeviceCapabilities::spr()) {
         return Ok(config);
     }
     let path = Path::new(name);
@@ -31,7 +31,7 @@ pub fn profile(name: &str) -> Result<DeviceConfig, ConfigError> {
 }
 
 /// Returns the layout of this name for a device with these capabilities; `None` for an unknown name.
-pub fn built_in(name: &str, device: &Capabilities) -> Option<DeviceConfig> {
+pub fn built_in(name: &str, device: &DeviceCapabilities) -> Option<DeviceConfig> {
     let layout = Layout::new(device);
     Some(match name {
         "os" => layout.os(),
@@ -61,7 +61,7 @@ pub struct OneLine {
 ///
 /// # Errors
 /// [`ConfigError::OneLine`] if the device has fewer queues or engines.
-pub fn one_line(line: &OneLine, device: &Capabilities) -> Result<DeviceConfig, ConfigError> {
+pub fn one_line(line: &OneLine, device: &DeviceCapabilities) -> Result<DeviceConfig, ConfigError> {
     for (flag, found, most) in [("-w", line.wqs, device.wqs), ("-e", line.engines, device.engines)] {
         if !(1..=most).contains(&found) {
             let device = &line.device;
@@ -87,7 +87,7 @@ pub fn one_line(line: &OneLine, device: &Capabilities) -> Result<DeviceConfig, C
 
 /// A layout under construction.
 struct Layout<'a> {
-    device: &'a Capabilities,
+    device: &'a DeviceCapabilities,
     config: DeviceConfig,
 }
 
@@ -105,7 +105,7 @@ fn threshold(mode: WqMode, size: u32) -> u32 {
 }
 
 impl<'a> Layout<'a> {
-    fn new(device: &'a Capabilities) -> Self {
+    fn new(device: &'a DeviceCapabilities) -> Self {
         // A device without queues, or with unreadable counts, still gets one queue, so that `check` reports it.
         let config = DeviceConfig {
             name: "dsa0".into(),

@@ -5,7 +5,7 @@
 use std::fmt::{self, Display, Write};
 use std::ops::RangeInclusive;
 
-use super::{Capabilities, DeviceConfig, WqConfig, WqType};
+use super::{DeviceCapabilities, DeviceConfig, WqConfig, WqType};
 use crate::descriptor::Opcode;
 use crate::wq::{WqMode, gen_cap};
 
@@ -135,7 +135,7 @@ pub(super) fn list(broken: &[RuleBroken]) -> String {
 ///
 /// # Errors
 /// Every violated rule: the device's first, then those for its groups, then those for its work queues.
-pub fn check(config: &DeviceConfig, device: &Capabilities) -> Result<(), Vec<RuleBroken>> {
+pub fn check(config: &DeviceConfig, device: &DeviceCapabilities) -> Result<(), Vec<RuleBroken>> {
     let mut checks = Checks { config, device, broken: Vec::new() };
     checks.numbers();
     checks.sizes();
@@ -163,7 +163,7 @@ pub fn check(config: &DeviceConfig, device: &Capabilities) -> Result<(), Vec<Rul
 
 struct Checks<'a> {
     config: &'a DeviceConfig,
-    device: &'a Capabilities,
+    device: &'a DeviceCapabilities,
     broken: Vec<RuleBroken>,
 }
 

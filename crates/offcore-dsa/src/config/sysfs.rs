@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use super::{Capabilities, ConfigError, DeviceConfig, Group, WqConfig, WqType, json};
+use super::{ConfigError, DeviceCapabilities, DeviceConfig, Group, WqConfig, WqType, json};
 use crate::wq::{OpSet, WqMode, gen_cap};
 
 /// The directories in which the kernel exposes its devices.
@@ -63,7 +63,7 @@ impl Roots {
 pub struct SysfsDevice {
     pub config: DeviceConfig,
     /// The limits of its layout.
-    pub capabilities: Capabilities,
+    pub capabilities: DeviceCapabilities,
     pub path: PathBuf,
     /// `enabled`, `disabled`, `halted`, …
     pub state: String,
@@ -186,7 +186,7 @@ fn device(roots: &Roots, name: &str) -> SysfsDevice {
     let first_wq = wq_dirs.first().map_or(Path::new(""), |dir| dir);
     let pasid = flag(&path, "pasid_enabled");
     let gen_cap = hex(&path, "gen_cap").unwrap_or(0);
-    let capabilities = Capabilities {
+    let capabilities = DeviceCapabilities {
         version: hex(&path, "version").unwrap_or(0) as u32,
         gen_cap,
         ops: op_cap(&path),

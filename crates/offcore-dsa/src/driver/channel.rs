@@ -18,7 +18,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use offcore_dma::channel::{
-    Capabilities, Channel, ChannelInfo, ChannelStats, Completions, CopyOp, EngineError, Ledger, Reset,
+    Channel, ChannelCapabilities, ChannelInfo, ChannelStats, Completions, CopyOp, EngineError, Ledger, Reset,
 };
 
 use crate::descriptor::Flags;
@@ -84,7 +84,7 @@ impl DsaChannel {
         if options.cache_control && info.gen_cap & gen_cap::CACHE_CONTROL_MEMORY != 0 {
             flags |= Flags::CACHE_CONTROL_1;
         }
-        let capabilities = Capabilities {
+        let capabilities = ChannelCapabilities {
             out_of_order: true,
             synchronous: false,
             simulated: portal.kind() == SubmitBy::Simulator,

@@ -1,10 +1,10 @@
-//! The copy engine `dsa:wqX.Y`, or `dsa-simN:wqX.Y`: an [`offcore_dma::Device`] over a work queue.
+//! The copy engine `dsa:wqX.Y`, or `dsa-simN:wqX.Y`: an [`offcore_dma::CopyDevice`] over a work queue.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use offcore_dma::channel::{Channel, Device, EngineError};
+use offcore_dma::channel::{Channel, CopyDevice, EngineError};
 
 use super::Roots;
 use super::channel::DsaChannel;
@@ -99,10 +99,10 @@ impl DsaDevice {
         &self.warnings
     }
 
-    /// Opens a channel, as [`Device::open_channel`], but returns the concrete type.
+    /// Opens a channel, as [`CopyDevice::open_channel`], but returns the concrete type.
     ///
     /// # Errors
-    /// As [`Device::open_channel`].
+    /// As [`CopyDevice::open_channel`].
     pub fn open_dsa_channel(&self, ring_size: usize) -> Result<DsaChannel, EngineError> {
         let share = self.share()?;
         let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -134,7 +134,7 @@ impl DsaDevice {
     }
 }
 
-impl Device for DsaDevice {
+impl CopyDevice for DsaDevice {
     fn name(&self) -> &str {
         &self.way.name
     }

@@ -8,7 +8,7 @@ use core::arch::asm;
 use core::arch::x86_64::{__cpuid_count, _mm_sfence};
 
 use crate::descriptor::Descriptor;
-use crate::portal::Submitted;
+use crate::portal::SubmitResult;
 
 /// Bits of CPUID leaf 7, subleaf 0, register ECX.
 const MOVDIR64B: u32 = 1 << 28;
@@ -66,7 +66,7 @@ pub(super) unsafe fn movdir64b(portal: *mut u8, descriptor: &Descriptor) {
 /// # Safety
 /// The CPU has ENQCMD, and `portal` is the 64-byte aligned address of a mapped portal.
 #[inline(always)]
-pub(super) unsafe fn enqcmd(portal: *mut u8, descriptor: &Descriptor) -> Submitted {
+pub(super) unsafe fn enqcmd(portal: *mut u8, descriptor: &Descriptor) -> SubmitResult {
     let retry: u8;
     // SAFETY: the CPU has ENQCMD and `portal` is a mapped portal, as the caller guarantees. `asm!` assumes by default
     // that the flags are clobbered.
@@ -76,7 +76,7 @@ pub(super) unsafe fn enqcmd(portal: *mut u8, descriptor: &Descriptor) -> Submitt
             in("rdi") portal, in("rsi") descriptor, retry = out(reg_byte) retry, options(nostack),
         );
     }
-    if retry == 0 { Submitted::Accepted } else { Submitted::Retry }
+    if retry == 0 { SubmitResult::Accepted } else { SubmitResult::Retry }
 }
 
 /// Makes earlier stores visible to the device before later stores to a portal.

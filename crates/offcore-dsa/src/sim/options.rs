@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use super::{Faults, SimError, Timing};
-use crate::config::{self, Capabilities, DeviceConfig};
+use crate::config::{self, DeviceCapabilities, DeviceConfig};
 
 /// The generation of the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,10 +17,10 @@ pub enum Generation {
 
 impl Generation {
     /// Returns the capabilities of the generation.
-    pub const fn capabilities(self) -> Capabilities {
+    pub const fn capabilities(self) -> DeviceCapabilities {
         match self {
-            Self::Spr => Capabilities::spr(),
-            Self::Dsa2 => Capabilities::dsa2(),
+            Self::Spr => DeviceCapabilities::spr(),
+            Self::Dsa2 => DeviceCapabilities::dsa2(),
         }
     }
 }
@@ -59,7 +59,7 @@ pub struct SimOptions {
     pub profile: Profile,
     pub generation: Generation,
     /// Capabilities that replace the generation's, for experiments.
-    pub capabilities: Option<Capabilities>,
+    pub capabilities: Option<DeviceCapabilities>,
     /// Seed of all randomness. In a stepped device, the same seed and submissions give the same trace.
     pub seed: u64,
     pub faults: Faults,
@@ -82,7 +82,7 @@ impl Default for SimOptions {
 
 impl SimOptions {
     /// Returns the capabilities of the device.
-    pub fn capabilities(&self) -> Capabilities {
+    pub fn capabilities(&self) -> DeviceCapabilities {
         self.capabilities.clone().unwrap_or_else(|| self.generation.capabilities())
     }
 }
@@ -127,7 +127,7 @@ impl FromStr for SimOptions {
         }
         if let Some(given) = &mut options.capabilities {
             // `gen=` may follow `ops=`.
-            *given = Capabilities { ops: given.ops, ..options.generation.capabilities() };
+            *given = DeviceCapabilities { ops: given.ops, ..options.generation.capabilities() };
         }
         Ok(options)
     }
@@ -152,7 +152,7 @@ pub(super) fn layout(options: &SimOptions, name: &str) -> Result<DeviceConfig, S
 }
 
 /// Returns a file's layout for this device. Settings that the device does not support are removed, as in `configure`.
-fn fitted(mut layout: DeviceConfig, name: &str, device: &Capabilities) -> DeviceConfig {
+fn fitted(mut layout: DeviceConfig, name: &str, device: &DeviceCapabilities) -> DeviceConfig {
     layout.name = name.into();
     for note in layout.fit(device) {
         tracing::warn!("{note}");

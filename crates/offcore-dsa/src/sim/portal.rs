@@ -13,7 +13,7 @@ use offcore_stats::SplitMix;
 
 use super::shared::{Occupancy, PortalCell, lock};
 use super::{Faults, SimDevice};
-use crate::descriptor::{Descriptor, Flags, Submitted};
+use crate::descriptor::{Descriptor, Flags, SubmitResult};
 
 /// Number of slots to prefetch ahead of the current one, in steps of [`PREPARED_EVERY`].
 const PREPARED: usize = 32;
@@ -82,7 +82,7 @@ impl SimPortal {
     /// nothing else uses that memory, except to read what the operation only reads. This includes the completion
     /// record, and the descriptors of a batch with their memory.
     #[inline(always)]
-    pub unsafe fn submit(&mut self, descriptor: &Descriptor) -> Submitted {
+    pub unsafe fn submit(&mut self, descriptor: &Descriptor) -> SubmitResult {
         if self.cell.special.load(Ordering::Relaxed) {
             return self.submit_special(descriptor);
         }
@@ -92,15 +92,15 @@ impl SimPortal {
         if self.ring.push(*descriptor).is_err() {
             self.overflow();
         }
-        Submitted::Accepted
+        SubmitResult::Accepted
     }
 
     /// Submits to a shared queue, or to a device with injected submission faults.
     #[inline(never)]
-    fn submit_special(&mut self, descriptor: &Descriptor) -> Submitted {
+    fn submit_special(&mut self, descriptor: &Descriptor) -> SubmitResult {
         let faults = *lock(&self.device.shared().faults);
         if self.cell.shared && !self.admitted(&faults) {
-            return Submitted::Retry;
+            return SubmitResult::Retry;
         }
         if faults.weak_ordering {
             self.order(descriptor);
@@ -108,11 +108,11 @@ impl SimPortal {
         if self.ring.push(*descriptor).is_err() {
             if self.cell.shared {
                 self.cell.free_entry(&self.occupancy);
-                return Submitted::Retry;
+                return SubmitResult::Retry;
             }
             self.overflow();
         }
-        Submitted::Accepted
+        SubmitResult::Accepted
     }
 
     /// Returns the answer of ENQCMD.

@@ -9,7 +9,7 @@ use offcore_ring::spsc::Consumer;
 use super::checks::Limits;
 use super::stats::Counters;
 use super::{DeviceState, Faults, SimOptions};
-use crate::config::{Capabilities, DeviceConfig, Group, WqConfig};
+use crate::config::{DeviceCapabilities, DeviceConfig, Group, WqConfig};
 use crate::descriptor::Descriptor;
 use crate::wq::{WqInfo, WqMode};
 
@@ -69,13 +69,13 @@ pub(super) struct DeviceLayout {
     pub(super) queues: Vec<SimQueue>,
     /// The used groups, with the number of DSA engines of each.
     pub(super) groups: Vec<(Group, usize)>,
-    pub(super) capabilities: Capabilities,
+    pub(super) capabilities: DeviceCapabilities,
     /// Number of read buffers for the groups that use the limit.
     pub(super) read_buffer_limit: u32,
 }
 
 impl DeviceLayout {
-    pub(super) fn new(config: &DeviceConfig, capabilities: Capabilities) -> Self {
+    pub(super) fn new(config: &DeviceConfig, capabilities: DeviceCapabilities) -> Self {
         let used: Vec<usize> =
             (0..config.groups.len()).filter(|&group| config.engines_in(group) > 0).collect();
         let groups =
@@ -91,7 +91,7 @@ impl DeviceLayout {
 
 fn queue(
     config: &DeviceConfig,
-    device: &Capabilities,
+    device: &DeviceCapabilities,
     number: usize,
     wq: &WqConfig,
     number_of_group: usize,

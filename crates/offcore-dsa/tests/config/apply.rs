@@ -2,7 +2,7 @@
 
 use offcore_dsa::Opcode;
 use offcore_dsa::config::{
-    BUILT_IN, Capabilities, DeviceConfig, Group, WqConfig, apply, built_in, json, profile,
+    BUILT_IN, DeviceCapabilities, DeviceConfig, Group, WqConfig, apply, built_in, json, profile,
 };
 use offcore_dsa::wq::OpSet;
 
@@ -36,7 +36,7 @@ fn used(config: &DeviceConfig) -> (Vec<(usize, WqConfig)>, Vec<Option<usize>>) {
 
 /// Returns a layout's groups as a device has them: all read buffers if the layout sets no number, and the kernel's
 /// traffic classes.
-fn groups(config: &DeviceConfig, caps: &Capabilities) -> Vec<Group> {
+fn groups(config: &DeviceConfig, caps: &DeviceCapabilities) -> Vec<Group> {
     let reserved: u32 = config.groups.iter().map(|group| group.read_buffers_reserved).sum();
     let on_device = |group: &Group| Group {
         traffic_class_a: group.traffic_class_a.or(Some(1)),
@@ -51,7 +51,7 @@ fn groups(config: &DeviceConfig, caps: &Capabilities) -> Vec<Group> {
 
 #[test]
 fn layouts_apply_after_one_another() {
-    for caps in [Capabilities::spr(), Capabilities::dsa2()] {
+    for caps in [DeviceCapabilities::spr(), DeviceCapabilities::dsa2()] {
         let tree = Tree::new();
         tree.device(&DeviceConfig { ..built_in("vhost", &caps).unwrap() }, &caps);
         drivers(&tree);
@@ -103,7 +103,7 @@ fn failed_layout_restores_the_earlier_one() {
 #[test]
 fn failed_apply_leaves_device_disabled() {
     let tree = Tree::new();
-    tree.device(&vhost(), &Capabilities::spr());
+    tree.device(&vhost(), &DeviceCapabilities::spr());
     drivers(&tree);
     let mut kernel = Kernel::new(tree.roots());
     kernel.fails = Some(("wq0.2", 0x8011_0000, 1));
@@ -146,7 +146,10 @@ fn failed_apply_leaves_queue_disabled() {
 fn disabled_device_settings_are_overwritten() {
     let tree = Tree::new();
     // Newer kernels do not report Batch on the first generation, but accept it.
-    let caps = Capabilities { ops: Capabilities::spr().ops.without(Opcode::Batch), ..Capabilities::spr() };
+    let caps = DeviceCapabilities {
+        ops: DeviceCapabilities::spr().ops.without(Opcode::Batch),
+        ..DeviceCapabilities::spr()
+    };
     let mut earlier = vhost();
     earlier.read_buffer_limit = 32;
     for group in &mut earlier.groups {

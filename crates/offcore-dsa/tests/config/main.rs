@@ -9,8 +9,8 @@ mod fixtures;
 use fixtures::Tree;
 use offcore_dsa::config::sysfs::{self, SysfsDevice};
 use offcore_dsa::config::{
-    BUILT_IN, Capabilities, ConfigError, DeviceConfig, Group, OneLine, Rule, RuleBroken, WqConfig, WqType,
-    built_in, check, commands, json, one_line, profile,
+    BUILT_IN, ConfigError, DeviceCapabilities, DeviceConfig, Group, OneLine, Rule, RuleBroken, WqConfig,
+    WqType, built_in, check, commands, json, one_line, profile,
 };
 use offcore_dsa::sim::{Profile, SimDevice, SimError, SimOptions};
 use offcore_dsa::wq::{OpSet, gen_cap};
@@ -24,18 +24,18 @@ fn present(tree: &Tree) -> SysfsDevice {
     sysfs::find(&tree.roots(), "dsa0").unwrap()
 }
 
-fn broken(config: &DeviceConfig, device: &Capabilities) -> Vec<RuleBroken> {
+fn broken(config: &DeviceConfig, device: &DeviceCapabilities) -> Vec<RuleBroken> {
     check(config, device).err().unwrap_or_default()
 }
 
 #[test]
 fn built_in_layouts_keep_all_rules() {
     for name in BUILT_IN {
-        for device in [Capabilities::spr(), Capabilities::dsa2()] {
+        for device in [DeviceCapabilities::spr(), DeviceCapabilities::dsa2()] {
             let config = built_in(name, &device).unwrap();
             assert_eq!(check(&config, &device), Ok(()), "{name} {:#x}", device.version);
         }
-        assert_eq!(profile(name).unwrap(), built_in(name, &Capabilities::spr()).unwrap());
+        assert_eq!(profile(name).unwrap(), built_in(name, &DeviceCapabilities::spr()).unwrap());
     }
 }
 
@@ -70,7 +70,7 @@ fn presets_match_the_guides() {
     assert_eq!(groups, [0, 1, 2, 3, 0, 1, 2, 3].map(|group| (group, 16, 1)));
     assert_eq!(dpdk.engines, [0, 1, 2, 3].map(Some));
     let line = OneLine { device: "dsa0".into(), wqs: 1, mode: WqMode::Dedicated, engines: 4 };
-    let (line, mtcp) = (one_line(&line, &Capabilities::spr()).unwrap(), profile("mtcp").unwrap());
+    let (line, mtcp) = (one_line(&line, &DeviceCapabilities::spr()).unwrap(), profile("mtcp").unwrap());
     assert_eq!((line.wqs[0].size, &line.engines), (mtcp.wqs[0].size, &mtcp.engines));
     let net = profile("net").unwrap();
     assert!(net.used_wqs().all(|(number, wq)| {
@@ -85,7 +85,7 @@ fn unknown_layout_lists_known_ones() {
     assert!(text.contains("vhosts") && text.contains("vhost, vpp, mtcp, dpdk"), "{text}");
     assert!(profile("/no/such.json").unwrap_err().to_string().contains("/no/such.json"));
     let line = OneLine { device: "dsa1".into(), wqs: 9, mode: WqMode::Shared, engines: 1 };
-    let text = one_line(&line, &Capabilities::spr()).unwrap_err().to_string();
+    let text = one_line(&line, &DeviceCapabilities::spr()).unwrap_err().to_string();
     assert_eq!(text, "-w 9: dsa1 allows 1 to 8");
 }
 
@@ -102,17 +102,17 @@ fn wq(change: fn(&mut WqConfig)) -> DeviceConfig {
 }
 
 /// For each rule about devices and groups, returns a layout that violates only this rule.
-fn breakers() -> Vec<(Rule, Capabilities, DeviceConfig)> {
-    let (spr, dsa2) = (Capabilities::spr, Capabilities::dsa2);
+fn breakers() -> Vec<(Rule, DeviceCapabilities, DeviceConfig)> {
+    let (spr, dsa2) = (DeviceCapabilities::spr, DeviceCapabilities::dsa2);
     vec![
-        (Rule::Numbers, Capabilities { engines: 2, ..spr() }, vhost()),
+        (Rule::Numbers, DeviceCapabilities { engines: 2, ..spr() }, vhost()),
         (Rule::TotalWqSize, spr(), wq(|wq| wq.size = 65)),
         (Rule::WqInOneGroup, spr(), wq(|wq| wq.group = None)),
         (Rule::EmptyWqInNoGroup, spr(), with(|config| config.wqs[7].group = Some(0))),
         (Rule::GroupComplete, spr(), with(|config| config.engines[3] = Some(1))),
         (
             Rule::ReadBufferLimitSupport,
-            Capabilities { read_buffer_limit: false, ..spr() },
+            DeviceCapabilities { read_buffer_limit: false, ..spr() },
             with(|config| config.read_buffer_limit = 16),
         ),
         (Rule::ReadBufferLimitRange, spr(), with(|config| config.read_buffer_limit = 97)),
@@ -151,25 +151,25 @@ fn breakers() -> Vec<(Rule, Capabilities, DeviceConfig)> {
 }
 
 /// The same for rules about work queues.
-fn breakers_of_wqs() -> Vec<(Rule, Capabilities, DeviceConfig)> {
-    let (spr, dsa2) = (Capabilities::spr, Capabilities::dsa2);
+fn breakers_of_wqs() -> Vec<(Rule, DeviceCapabilities, DeviceConfig)> {
+    let (spr, dsa2) = (DeviceCapabilities::spr, DeviceCapabilities::dsa2);
     vec![
         (Rule::WqSizeNonZero, spr(), with(|config| config.wqs[5].label = "app".into())),
         (Rule::WqPriority, spr(), wq(|wq| wq.priority = 0)),
         (Rule::WqPriority, spr(), wq(|wq| wq.priority = 16)),
-        (Rule::SharedNeedsPasid, Capabilities { pasid: false, ..spr() }, {
+        (Rule::SharedNeedsPasid, DeviceCapabilities { pasid: false, ..spr() }, {
             let mut config = profile("os").unwrap();
             config.wqs[0].block_on_fault = false;
             config
         }),
         (
             Rule::BlockOnFaultNeedsPageRequests,
-            Capabilities { page_requests: false, ..spr() },
+            DeviceCapabilities { page_requests: false, ..spr() },
             wq(|wq| wq.block_on_fault = true),
         ),
         (
             Rule::BlockOnFaultNeedsPageRequests,
-            Capabilities { gen_cap: spr().gen_cap & !gen_cap::BLOCK_ON_FAULT, ..spr() },
+            DeviceCapabilities { gen_cap: spr().gen_cap & !gen_cap::BLOCK_ON_FAULT, ..spr() },
             wq(|wq| wq.block_on_fault = true),
         ),
         (Rule::MaxTransferSize, spr(), wq(|wq| wq.max_transfer_size = 1 << 32)),
@@ -178,7 +178,7 @@ fn breakers_of_wqs() -> Vec<(Rule, Capabilities, DeviceConfig)> {
         (Rule::OpConfig, spr(), wq(|wq| wq.op_config = Some(OpSet::default().with(Opcode::InterDomainCopy)))),
         (
             Rule::AtsDisableSupport,
-            Capabilities { wq_ats_control: false, ..spr() },
+            DeviceCapabilities { wq_ats_control: false, ..spr() },
             wq(|wq| wq.ats_disable = true),
         ),
         (Rule::PrsDisableNeedsEventLog, spr(), wq(|wq| wq.prs_disable = true)),
@@ -194,7 +194,7 @@ fn breakers_of_wqs() -> Vec<(Rule, Capabilities, DeviceConfig)> {
         (Rule::WqName, spr(), wq(|wq| wq.label = String::new())),
         (Rule::DriverName, spr(), wq(|wq| wq.driver_name = String::new())),
         (Rule::DriverName, spr(), wq(|wq| wq.driver_name = "dmaengine".into())),
-        (Rule::UserNeedsPasid, Capabilities { pasid: false, ..spr() }, {
+        (Rule::UserNeedsPasid, DeviceCapabilities { pasid: false, ..spr() }, {
             let mut config = vhost();
             config.wqs[1] = WqConfig::default();
             config
@@ -231,7 +231,7 @@ fn all_broken_rules_are_found_at_once() {
     config.wqs[0].priority = 0;
     config.wqs[1].max_batch_size = 0;
     config.engines = vec![None; 4];
-    let found = broken(&config, &Capabilities::spr());
+    let found = broken(&config, &DeviceCapabilities::spr());
     let rules: Vec<(Rule, &str)> = found.iter().map(|broken| (broken.rule, broken.place.as_str())).collect();
     assert_eq!(
         rules,
@@ -249,7 +249,7 @@ fn all_broken_rules_are_found_at_once() {
 #[test]
 fn read_buffers_follow_the_example() {
     // 74 buffers in total, 3 reserved in each of 4 groups: 62 are free, and a group may use 65.
-    let device = Capabilities { read_buffers: 74, ..Capabilities::spr() };
+    let device = DeviceCapabilities { read_buffers: 74, ..DeviceCapabilities::spr() };
     let with = |allowed| {
         let mut config = profile("net").unwrap();
         let group = Group { read_buffers_reserved: 3, read_buffers_allowed: Some(65), ..Group::default() };
@@ -269,7 +269,7 @@ fn read_buffers_follow_the_example() {
 #[test]
 fn written_files_are_read_back() {
     for name in BUILT_IN {
-        for device in [Capabilities::spr(), Capabilities::dsa2()] {
+        for device in [DeviceCapabilities::spr(), DeviceCapabilities::dsa2()] {
             let mut config = built_in(name, &device).unwrap();
             config.wqs[0].op_config = Some(device.ops);
             let loaded = json::parse(&json::write(std::slice::from_ref(&config))).unwrap();
@@ -321,7 +321,7 @@ fn accel_config_files_are_read() {
     let wq = &config.wqs[2];
     assert_eq!((wq.mode, wq.size, wq.threshold, wq.group), (WqMode::Shared, 16, 6, Some(1)));
     assert!(wq.block_on_fault && wq.driver_name == "user" && wq.label == "a,}b");
-    assert_eq!(check(config, &Capabilities::spr()), Ok(()));
+    assert_eq!(check(config, &DeviceCapabilities::spr()), Ok(()));
 }
 
 #[test]
@@ -337,7 +337,7 @@ fn zero_maxima_mean_device_maxima() {
         (wq.max_batch_size, wq.max_transfer_size),
         (default.max_batch_size, default.max_transfer_size)
     );
-    assert_eq!(check(&loaded.devices[0], &Capabilities::spr()), Ok(()));
+    assert_eq!(check(&loaded.devices[0], &DeviceCapabilities::spr()), Ok(()));
 }
 
 #[test]
@@ -387,7 +387,9 @@ fn user_template_fits_the_device() {
     let text = r#"[ { "dev":"dsa0", "groups":[ { "dev":"group0.0", "grouped_workqueues":[
         { "dev":"wq0.0", "mode":"shared", "group_id":0, "priority":10, "block_on_fault":1,
           "name":"user_default_wq", "ats_disable":0, "prs_disable":1 } ] } ] } ]"#;
-    for (device, size, block) in [(Capabilities::spr(), 16, true), (Capabilities::dsa2(), 32, false)] {
+    for (device, size, block) in
+        [(DeviceCapabilities::spr(), 16, true), (DeviceCapabilities::dsa2(), 32, false)]
+    {
         let mut config = json::parse(text).unwrap().devices.remove(0);
         let notes = config.fit(&device);
         assert_eq!(notes.len(), 2, "{notes:?}");
@@ -400,7 +402,7 @@ fn user_template_fits_the_device() {
 
 #[test]
 fn commands_have_a_working_order() {
-    let lines = commands::commands(&profile("app").unwrap(), &Capabilities::spr());
+    let lines = commands::commands(&profile("app").unwrap(), &DeviceCapabilities::spr());
     let position =
         |text: &str| lines.iter().position(|line| line.contains(text)).unwrap_or_else(|| panic!("{text}"));
     let wq = &lines[position("config-wq dsa0/wq0.1")];

@@ -1,6 +1,6 @@
 //! accel-config files of any content: parsed or refused, and the same after they have been written and parsed again.
 
-use offcore_dsa::config::{BUILT_IN, Capabilities, DeviceConfig, built_in, check, commands, json};
+use offcore_dsa::config::{BUILT_IN, DeviceCapabilities, DeviceConfig, built_in, check, commands, json};
 
 use crate::script::Script;
 
@@ -49,7 +49,7 @@ pub(crate) fn play(bytes: &[u8], outcome: &mut Outcome) {
     let written = json::write(&loaded.devices);
     let again = json::parse(&written).expect("our own file");
     assert_eq!(json::write(&again.devices), written);
-    for device in [Capabilities::spr(), Capabilities::dsa2()] {
+    for device in [DeviceCapabilities::spr(), DeviceCapabilities::dsa2()] {
         for config in &loaded.devices {
             let _ = check(config, &device);
             let mut config: DeviceConfig = config.clone().renamed("dsa7");
@@ -65,7 +65,7 @@ pub(crate) fn play(bytes: &[u8], outcome: &mut Outcome) {
 /// Returns the file of a built-in layout, with parts removed, repeated and replaced by words that occur in such files.
 fn edited(script: &mut Script<'_>) -> String {
     let name = BUILT_IN[script.below(BUILT_IN.len())];
-    let layout = built_in(name, &Capabilities::spr()).unwrap();
+    let layout = built_in(name, &DeviceCapabilities::spr()).unwrap();
     let mut text = json::write(&[layout]);
     assert!(text.is_ascii());
     for _ in 0..usize::from(script.u8()) % EDITS {

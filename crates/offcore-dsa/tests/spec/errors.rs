@@ -1,7 +1,7 @@
 //! Every status of an invalid descriptor (Table 5-6), one error at a time.
 
 use crate::rig::*;
-use offcore_dsa::config::Capabilities;
+use offcore_dsa::config::DeviceCapabilities;
 use offcore_dsa::sim::SimOptions;
 use offcore_dsa::wq::gen_cap;
 use offcore_dsa::{Descriptor, Flags, Opcode, Status};
@@ -19,7 +19,7 @@ fn unsupported_operations_are_refused() {
 
 #[test]
 fn queue_forbids_operations() {
-    let device = Capabilities::spr();
+    let device = DeviceCapabilities::spr();
     let wq = offcore_dsa::config::WqConfig {
         op_config: Some(device.ops.without(Opcode::MemoryMove)),
         ..dedicated()
@@ -79,8 +79,10 @@ fn results_need_a_requested_record() {
 #[test]
 fn cache_control_needs_its_capability() {
     let missing = gen_cap::CACHE_CONTROL_MEMORY | gen_cap::DESTINATION_READBACK;
-    let capabilities =
-        Capabilities { gen_cap: Capabilities::spr().gen_cap & !missing, ..Capabilities::spr() };
+    let capabilities = DeviceCapabilities {
+        gen_cap: DeviceCapabilities::spr().gen_cap & !missing,
+        ..DeviceCapabilities::spr()
+    };
     let mut rig =
         Rig::new(SimOptions { capabilities: Some(capabilities), ..options(layout(&[dedicated()], 1)) });
     let (src, mut dst) = (pattern(64, 1), vec![0; 64]);

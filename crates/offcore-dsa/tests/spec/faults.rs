@@ -2,7 +2,7 @@
 
 use crate::rig::*;
 use offcore_dsa::sim::{Faults, SimDevice, SimOptions};
-use offcore_dsa::{Flags, Status, Submitted};
+use offcore_dsa::{Flags, Status, SubmitResult};
 
 fn rig(faults: &str) -> Rig {
     Rig::new(SimOptions { faults: faults.parse().unwrap(), ..options(layout(&[dedicated()], 1)) })
@@ -82,7 +82,7 @@ fn a_storm_of_retries_ends() {
     let mut portal = device.open("wq0.0").unwrap();
     let mut accepted = 0;
     for _ in 0..2000 {
-        accepted += u64::from(portal.send(&noop()) == Submitted::Accepted);
+        accepted += u64::from(portal.send(&noop()) == SubmitResult::Accepted);
         engine.run_until_idle();
     }
     let stats = device.stats();

@@ -3,7 +3,7 @@
 use crate::rig::*;
 use offcore_dsa::config::WqConfig;
 use offcore_dsa::sim::SimDevice;
-use offcore_dsa::{Descriptor, Opcode, Status, Submitted};
+use offcore_dsa::{Descriptor, Opcode, Status, SubmitResult};
 
 /// Submits copies of alternately large and small sizes. Returns the order in which their records appeared.
 fn completion_order(rig: &mut Rig, copies: usize) -> Vec<usize> {
@@ -115,7 +115,7 @@ fn shares(wqs: [WqConfig; 2], of: u64) -> [u64; 2] {
                     fill[queue][index] = false;
                     let completion = record as *const _ as u64;
                     let descriptor = Descriptor { completion, ..Descriptor::new(Opcode::Noop, RECORD) };
-                    assert_eq!(portals[queue].send(&descriptor), Submitted::Accepted);
+                    assert_eq!(portals[queue].send(&descriptor), SubmitResult::Accepted);
                 }
             }
         }

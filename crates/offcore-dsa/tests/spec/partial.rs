@@ -1,7 +1,7 @@
 //! C.6, 6 and 7: partial completion, overlap and sizes.
 
 use crate::rig::*;
-use offcore_dsa::config::Capabilities;
+use offcore_dsa::config::DeviceCapabilities;
 use offcore_dsa::sim::{Faults, SimOptions};
 use offcore_dsa::wq::gen_cap;
 use offcore_dsa::{Descriptor, Flags, Opcode, Status};
@@ -125,8 +125,10 @@ fn rule_7_stopped_overlap_has_a_direction() {
 
 #[test]
 fn rule_7_overlap_needs_its_capability() {
-    let capabilities =
-        Capabilities { gen_cap: Capabilities::spr().gen_cap & !gen_cap::OVERLAP, ..Capabilities::spr() };
+    let capabilities = DeviceCapabilities {
+        gen_cap: DeviceCapabilities::spr().gen_cap & !gen_cap::OVERLAP,
+        ..DeviceCapabilities::spr()
+    };
     let mut rig =
         Rig::new(SimOptions { capabilities: Some(capabilities), ..options(layout(&[dedicated()], 1)) });
     let mut bytes = pattern(1200, 9);

@@ -5,7 +5,7 @@ use offcore_dsa::completion::Completed;
 use offcore_dsa::config::{DeviceConfig, Group, WqConfig};
 use offcore_dsa::sim::{Generation, Profile, SimDevice, SimEngine, SimOptions, SimPortal};
 use offcore_dsa::wq::WqMode;
-use offcore_dsa::{CompletionRecord, Descriptor, Flags, Opcode, Status, Submitted};
+use offcore_dsa::{CompletionRecord, Descriptor, Flags, Opcode, Status, SubmitResult};
 
 /// Completion record valid and requested.
 pub(crate) const RECORD: Flags = Flags::CRAV.union(Flags::RCR);
@@ -54,11 +54,11 @@ pub(crate) fn second_generation(config: DeviceConfig) -> SimOptions {
 
 /// Submissions of tests. Their memory stays valid until the device has stopped.
 pub(crate) trait Submit {
-    fn send(&mut self, descriptor: &Descriptor) -> Submitted;
+    fn send(&mut self, descriptor: &Descriptor) -> SubmitResult;
 }
 
 impl Submit for SimPortal {
-    fn send(&mut self, descriptor: &Descriptor) -> Submitted {
+    fn send(&mut self, descriptor: &Descriptor) -> SubmitResult {
         // SAFETY: the tests keep the descriptor's memory valid until the device has stopped.
         unsafe { self.submit(descriptor) }
     }
@@ -113,7 +113,7 @@ impl Rig {
 
     /// Submits the descriptor unchanged.
     pub(crate) fn submit_raw(&mut self, descriptor: &Descriptor) {
-        assert_eq!(self.portal.send(descriptor), Submitted::Accepted);
+        assert_eq!(self.portal.send(descriptor), SubmitResult::Accepted);
     }
 
     /// Submits the descriptor, runs until the device is idle, and returns the record.

@@ -2,7 +2,7 @@
 
 use crate::rig::*;
 use offcore_dsa::sim::{SimDevice, SimError};
-use offcore_dsa::{Descriptor, Flags, Opcode, Status, Submitted};
+use offcore_dsa::{Descriptor, Flags, Opcode, Status, SubmitResult};
 
 #[test]
 fn rule_1_full_dedicated_queue_drops() {
@@ -33,36 +33,36 @@ fn rule_1_dedicated_queue_has_room_again() {
 #[test]
 fn rule_1_shared_queue_retries_at_threshold() {
     let mut rig = Rig::new(options(layout(&[shared(48)], 1)));
-    let answers: Vec<Submitted> = (0..60)
+    let answers: Vec<SubmitResult> = (0..60)
         .map(|index| {
             let descriptor = rig.with_record(noop(), index);
             rig.portal.send(&descriptor)
         })
         .collect();
-    assert!(answers[..48].iter().all(|&answer| answer == Submitted::Accepted));
-    assert!(answers[48..].iter().all(|&answer| answer == Submitted::Retry));
+    assert!(answers[..48].iter().all(|&answer| answer == SubmitResult::Accepted));
+    assert!(answers[48..].iter().all(|&answer| answer == SubmitResult::Retry));
     rig.engine.run_until_idle();
     assert_eq!(rig.device.stats().completed, 48);
     assert_eq!(rig.device.stats().retried, 12);
     // The queue has free entries again.
-    assert_eq!(rig.portal.send(&noop()), Submitted::Accepted);
+    assert_eq!(rig.portal.send(&noop()), SubmitResult::Accepted);
 }
 
 #[test]
 fn rule_1_closed_client_frees_its_entries() {
     let Rig { device, mut engine, mut portal, .. } = Rig::new(options(layout(&[shared(48)], 1)));
     for step in [false, true, true] {
-        assert!((0..48).all(|_| portal.send(&noop()) == Submitted::Accepted));
-        assert_eq!(portal.send(&noop()), Submitted::Retry);
+        assert!((0..48).all(|_| portal.send(&noop()) == SubmitResult::Accepted));
+        assert_eq!(portal.send(&noop()), SubmitResult::Retry);
         assert!(!step || engine.step());
         drop(portal);
         portal = device.open("wq0.0").unwrap();
     }
-    assert!((0..48).all(|_| portal.send(&noop()) == Submitted::Accepted));
+    assert!((0..48).all(|_| portal.send(&noop()) == SubmitResult::Accepted));
     engine.run_until_idle();
     assert_eq!(device.stats().completed, 48);
-    assert!((0..48).all(|_| portal.send(&noop()) == Submitted::Accepted));
-    assert_eq!(portal.send(&noop()), Submitted::Retry);
+    assert!((0..48).all(|_| portal.send(&noop()) == SubmitResult::Accepted));
+    assert_eq!(portal.send(&noop()), SubmitResult::Retry);
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn rule_2_dedicated_queue_has_one_client() {
         SimDevice::stepped("dsa-sim3", options(layout(&[shared(60), dedicated()], 1))).unwrap();
     let mut portals: Vec<_> = (0..4).map(|_| device.open("wq3.0").unwrap()).collect();
     for portal in &mut portals {
-        assert_eq!(portal.send(&noop()), Submitted::Accepted);
+        assert_eq!(portal.send(&noop()), SubmitResult::Accepted);
     }
     engine.run_until_idle();
     assert_eq!(device.stats().completed, 4);
@@ -92,7 +92,7 @@ fn rule_9_halted_device_answers_retry() {
 
     let mut rig = Rig::new(options(layout(&[shared(48)], 1)));
     rig.device.halt();
-    assert!((0..100).all(|_| rig.portal.send(&noop()) == Submitted::Retry));
+    assert!((0..100).all(|_| rig.portal.send(&noop()) == SubmitResult::Retry));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::rig::*;
 use offcore_dsa::sim::{Faults, Timing};
-use offcore_dsa::{Descriptor, Submitted};
+use offcore_dsa::{Descriptor, SubmitResult};
 
 const MODEL: Timing = Timing::PUBLISHED;
 
@@ -50,7 +50,7 @@ fn moving_engines_share_the_device() {
     let mut portals: Vec<_> = queues[1..].iter().map(|wq| rig.device.open(&wq.name).unwrap()).collect();
     for (portal, index) in portals.iter_mut().zip(1..) {
         let descriptor = rig.with_record(copy(&src, &mut dst), index);
-        assert_eq!(portal.send(&descriptor), Submitted::Accepted);
+        assert_eq!(portal.send(&descriptor), SubmitResult::Accepted);
     }
     assert_eq!(rig.engine.run_until_idle(), 4);
     is_near(rig.engine.now() as f64, MODEL.fixed_ns() + 4.0 * MODEL.transfer_ns(16 << 10, 1), 0.01);
@@ -85,7 +85,7 @@ fn device_without_its_engine_is_dead() {
     drop(engine);
     assert!(!portal.is_alive());
     // Submission succeeds, although the device never executes the descriptor.
-    assert_eq!(portal.send(&Descriptor::default()), Submitted::Accepted);
+    assert_eq!(portal.send(&Descriptor::default()), SubmitResult::Accepted);
     drop(portal);
     device.reset();
 }

@@ -3,7 +3,7 @@
 use crate::rig::*;
 use offcore_dsa::config::WqConfig;
 use offcore_dsa::sim::{Faults, SimDevice, SimOptions};
-use offcore_dsa::{CompletionRecord, Descriptor, Opcode, Status, Submitted};
+use offcore_dsa::{CompletionRecord, Descriptor, Opcode, Status, SubmitResult};
 
 #[test]
 fn rule_8_nothing_changes_before_completion() {
@@ -39,7 +39,7 @@ fn rule_8_data_is_visible_before_its_record() {
             operation(Opcode::MemoryMove, src.as_ptr() as u64, dst.as_ptr() as u64, 3000).with_flags(RECORD);
         descriptor.completion = &raw const record as u64;
         portal.fence();
-        assert_eq!(portal.send(&descriptor), Submitted::Accepted);
+        assert_eq!(portal.send(&descriptor), SubmitResult::Accepted);
         while record.status_byte() == 0 {
             std::hint::spin_loop();
         }
@@ -119,7 +119,7 @@ fn closing_a_portal_gives_up_its_work() {
     let mut descriptor = copy(&src, &mut dst).with_flags(RECORD);
     descriptor.completion = &raw const record as u64;
     for steps in 0..4 {
-        assert_eq!(portal.send(&descriptor), Submitted::Accepted);
+        assert_eq!(portal.send(&descriptor), SubmitResult::Accepted);
         for _ in 0..steps {
             assert!(engine.step());
         }
@@ -129,7 +129,7 @@ fn closing_a_portal_gives_up_its_work() {
         portal = device.open("wq0.0").unwrap();
     }
     // The queue works for the next client.
-    assert_eq!(portal.send(&descriptor), Submitted::Accepted);
+    assert_eq!(portal.send(&descriptor), SubmitResult::Accepted);
     engine.run_until_idle();
     assert!(record.is_plain_success() && dst == src);
     assert_eq!(device.stats().aborted, 4);
@@ -152,7 +152,7 @@ fn closing_a_portal_waits_for_the_thread() {
     for _ in 0..20 {
         dst.fill(0);
         let mut portal = device.open("wq0.0").unwrap();
-        assert_eq!(portal.send(&copy(&src, &mut dst)), Submitted::Accepted);
+        assert_eq!(portal.send(&copy(&src, &mut dst)), SubmitResult::Accepted);
         wait_for_the_first_byte(&dst, 1);
         drop(portal);
         // A copy in progress is completed first, and a copy that has not begun never starts. The memory can then be
@@ -170,7 +170,7 @@ fn run_one(device: &SimDevice) {
     let record = CompletionRecord::default();
     let mut portal = device.open("wq0.0").unwrap();
     let completion = &raw const record as u64;
-    assert_eq!(portal.send(&Descriptor { completion, ..noop().with_flags(RECORD) }), Submitted::Accepted);
+    assert_eq!(portal.send(&Descriptor { completion, ..noop().with_flags(RECORD) }), SubmitResult::Accepted);
     while record.status_byte() == 0 {
         std::hint::spin_loop();
     }
@@ -185,7 +185,7 @@ fn reset_after_a_halt_finishes_nothing() {
         let mut targets = vec![vec![0_u8; 256]; 48];
         let mut portal = device.open("wq0.0").unwrap();
         for dst in &mut targets {
-            assert_eq!(portal.send(&copy(&src, dst)), Submitted::Accepted);
+            assert_eq!(portal.send(&copy(&src, dst)), SubmitResult::Accepted);
         }
         wait_for_the_first_byte(&targets[0], 1);
         device.halt();

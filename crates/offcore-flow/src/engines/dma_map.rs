@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 /// One half of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Half {
+pub enum QueueHalf {
     /// Packets that the port receives: dequeue on a vhost port.
     Rx,
     /// Packets that the port sends: enqueue on a vhost port.
@@ -16,7 +16,7 @@ pub enum Half {
 pub struct Entry {
     /// The port. `None` stands for every port that makes copies.
     pub port: Option<usize>,
-    pub half: Half,
+    pub half: QueueHalf,
     pub queue: u16,
     /// The queue's share of a channel that several queues use is its weight divided by the sum of all weights.
     pub weight: u16,
@@ -32,16 +32,16 @@ pub struct DmaMap {
 
 impl DmaMap {
     /// Returns the channels of a queue. The list is empty if the mapping does not name the queue.
-    pub fn channels(&self, port: usize, half: Half, queue: u16) -> &[String] {
+    pub fn channels(&self, port: usize, half: QueueHalf, queue: u16) -> &[String] {
         self.entry(port, half, queue).map_or(&[], |e| &e.channels)
     }
 
     /// Returns the weight of a queue, which is 1 by default.
-    pub fn weight(&self, port: usize, half: Half, queue: u16) -> u16 {
+    pub fn weight(&self, port: usize, half: QueueHalf, queue: u16) -> u16 {
         self.entry(port, half, queue).map_or(1, |e| e.weight)
     }
 
-    fn entry(&self, port: usize, half: Half, queue: u16) -> Option<&Entry> {
+    fn entry(&self, port: usize, half: QueueHalf, queue: u16) -> Option<&Entry> {
         let fits = |e: &&Entry| e.port.is_none_or(|p| p == port) && e.half == half && e.queue == queue;
         // An entry for this port has precedence over an entry for every port.
         self.entries.iter().filter(fits).max_by_key(|e| e.port.is_some())
@@ -63,7 +63,7 @@ impl DmaMap {
     fn push(&mut self, entry: Entry) -> Result<(), String> {
         let same = |e: &Entry| (e.port, e.half, e.queue) == (entry.port, entry.half, entry.queue);
         if self.entries.iter().any(same) {
-            let half = if entry.half == Half::Rx { "rxq" } else { "txq" };
+            let half = if entry.half == QueueHalf::Rx { "rxq" } else { "txq" };
             return Err(format!(
                 "{half}{} is mapped twice: give all its channels in one entry, with +",
                 entry.queue
@@ -101,9 +101,9 @@ fn entry(text: &str) -> Result<Entry, String> {
         None => (None, place),
     };
     let (half, number) = if let Some(number) = queue.strip_prefix("txq") {
-        (Half::Tx, number)
+        (QueueHalf::Tx, number)
     } else if let Some(number) = queue.strip_prefix("rxq") {
-        (Half::Rx, number)
+        (QueueHalf::Rx, number)
     } else {
         return Err(bad("neither txq nor rxq"));
     };
@@ -137,15 +137,15 @@ mod tests {
     #[test]
     fn mappings() {
         let mut map: DmaMap = "txq0@core:01;rxq0@core:1+core:2; 1.txq0@cpu".parse().unwrap();
-        assert_eq!(map.channels(0, Half::Tx, 0), ["core:1"]);
+        assert_eq!(map.channels(0, QueueHalf::Tx, 0), ["core:1"]);
         let weighted: DmaMap = "0.txq0*3@wq0.0;txq0@wq0.0".parse().unwrap();
-        assert_eq!((weighted.weight(0, Half::Tx, 0), weighted.weight(1, Half::Tx, 0)), (3, 1));
-        assert_eq!(map.channels(0, Half::Rx, 0), ["core:1", "core:2"]);
-        assert_eq!(map.channels(1, Half::Tx, 0), ["cpu"]);
-        assert!(map.channels(0, Half::Tx, 1).is_empty());
+        assert_eq!((weighted.weight(0, QueueHalf::Tx, 0), weighted.weight(1, QueueHalf::Tx, 0)), (3, 1));
+        assert_eq!(map.channels(0, QueueHalf::Rx, 0), ["core:1", "core:2"]);
+        assert_eq!(map.channels(1, QueueHalf::Tx, 0), ["cpu"]);
+        assert!(map.channels(0, QueueHalf::Tx, 1).is_empty());
         map.add_for_port(2, "[txq0@core:3;rxq1@wq0.1+dsa-sim0:wq0.1]").unwrap();
-        assert_eq!(map.channels(2, Half::Tx, 0), ["core:3"]);
-        assert_eq!(map.channels(2, Half::Rx, 1), ["dsa:wq0.1", "dsa-sim0:wq0.1"]);
+        assert_eq!(map.channels(2, QueueHalf::Tx, 0), ["core:3"]);
+        assert_eq!(map.channels(2, QueueHalf::Rx, 1), ["dsa:wq0.1", "dsa-sim0:wq0.1"]);
     }
 
     #[test]

@@ -80,7 +80,7 @@ use door::LONGEST;
 use key::{Key, Source};
 use owners::{Acceptors, Admission, Helpers, Polling, PortTable, Registry, Schedule, SessionIndex, Tally};
 use pair::Pairs;
-use pending_work::Queue;
+use pending_work::PendingQueue;
 
 /// Interval between polls of the kernel, in microseconds.
 const LOOK: u64 = 1000;
@@ -304,7 +304,7 @@ impl Serve {
         match key.source {
             Source::ServeSocket => self.admission.connecting = true,
             Source::Guest => self.read_guest_message(key, calls),
-            Source::Channel => self.queue_request(key, Queue::push),
+            Source::Channel => self.queue_request(key, PendingQueue::push),
             Source::Process => self.process_ended(app, key.number, key.generation, calls),
             Source::Event => {
                 self.tally.counts.woken += 1;

@@ -8,7 +8,7 @@ use offcore_gpu::device::{Launch, Memory};
 use offcore_gpu::host::HostDevice;
 use offcore_gpu::layout::Kind;
 use offcore_gpu::patterns::Patterns;
-use offcore_gpu::pipeline::{Work, Worker};
+use offcore_gpu::pipeline::{PipelineWorker, Work};
 use offcore_mem::{HEADROOM, Hugepages, PoolCache};
 use offcore_vhost::testing::Worker as Side;
 
@@ -52,7 +52,12 @@ fn queues(stats: &StatsPage, burst_timeout: Duration, on_hit: OnHit) -> QueuesSe
     QueuesSetup { burst_timeout, on_hit, elsewhere: None, stats, name: "pipeline0", index: 0 }
 }
 
-fn setup<'a, 'd>(pool: &'static Pool, worker: Worker<'d>, burst: usize, work: Work<'a>) -> Setup<'a, 'd> {
+fn setup<'a, 'd>(
+    pool: &'static Pool,
+    worker: PipelineWorker<'d>,
+    burst: usize,
+    work: Work<'a>,
+) -> Setup<'a, 'd> {
     let timeout = Duration::from_secs(10);
     Setup { burst, slots: 8, worker, work, timeout, pool, hugepages: Hugepages::None }
 }
@@ -79,7 +84,7 @@ fn send(mut tx: WorkTx, mut side: Side) {
 
 /// Returns the numbers of the returned packets, and the counters of bursts, results and dropped packets. The others
 /// must be zero.
-fn through(worker: Worker<'_>, burst: usize, kind: Kind, on_hit: OnHit) -> (Vec<u64>, Vec<u64>) {
+fn through(worker: PipelineWorker<'_>, burst: usize, kind: Kind, on_hit: OnHit) -> (Vec<u64>, Vec<u64>) {
     let work = Work { kind, swap: true, skip: 14, ..Work::default() };
     let (numbers, counters, elsewhere) = through_with(worker, burst, work, on_hit, |_| ());
     assert_eq!((&counters[WorkCount::Marked as usize..], elsewhere), (&[0; 4][..], vec![]));
@@ -89,7 +94,7 @@ fn through(worker: Worker<'_>, burst: usize, kind: Kind, on_hit: OnHit) -> (Vec<
 /// Returns the numbers of the returned packets, all work counters, and the numbers of the steered packets. `see` is
 /// called for every packet.
 fn through_with(
-    worker: Worker<'_>,
+    worker: PipelineWorker<'_>,
     burst: usize,
     work: Work<'_>,
     on_hit: OnHit,
@@ -98,7 +103,7 @@ fn through_with(
     let pool = Pool::new(4096, 2048, Hugepages::None).unwrap();
     let stats = StatsPage::new(1 << 14).unwrap();
     let patterns = Patterns::from_list(["mark"]).unwrap();
-    let swapped = !matches!(worker, Worker::None);
+    let swapped = !matches!(worker, PipelineWorker::None);
     let work = Work { patterns: Some(&patterns), ..work };
     let ring_setup = RingSetup {
         packets: 8192,
@@ -156,14 +161,19 @@ fn packets_come_out_once_and_in_order() {
     let all: Vec<u64> = (0..PACKETS).collect();
     for burst in [1, 7, 64, 257, 1024] {
         let bursts = PACKETS.div_ceil(burst as u64);
-        let (numbers, counters) = through(Worker::None, burst, Kind::Crc32c, OnHit::Pass);
+        let (numbers, counters) = through(PipelineWorker::None, burst, Kind::Crc32c, OnHit::Pass);
         assert_eq!((numbers, counters), (all.clone(), vec![bursts, 0, 0]));
-        let (numbers, counters) = through(Worker::Cpu, burst, Kind::Match, OnHit::Pass);
+        let (numbers, counters) = through(PipelineWorker::Cpu, burst, Kind::Match, OnHit::Pass);
         assert_eq!((numbers, counters), (all.clone(), vec![bursts, PACKETS / 10, 0]));
         for launch in Launch::ALL {
             let Ok(mut device) = HostDevice::new() else { continue };
-            let worker =
-                Worker::Device { device: &mut device, launch, blocks: 1, threads: 32, memory: Memory::Host };
+            let worker = PipelineWorker::Device {
+                device: &mut device,
+                launch,
+                blocks: 1,
+                threads: 32,
+                memory: Memory::Host,
+            };
             let (numbers, counters) = through(worker, burst, Kind::Match, OnHit::Pass);
             assert_eq!((numbers, counters), (all.clone(), vec![bursts, PACKETS / 10, 0]), "{launch}");
         }
@@ -172,10 +182,10 @@ fn packets_come_out_once_and_in_order() {
 
 #[test]
 fn packets_are_filtered_by_result() {
-    let dropped = through(Worker::Cpu, 100, Kind::Match, OnHit::Drop);
+    let dropped = through(PipelineWorker::Cpu, 100, Kind::Match, OnHit::Drop);
     let others: Vec<u64> = (0..PACKETS).filter(|number| number % 10 != 0).collect();
     assert_eq!(dropped, (others, vec![200, PACKETS / 10, PACKETS / 10]));
-    let chosen = through(Worker::Cpu, 100, Kind::Match, OnHit::Only);
+    let chosen = through(PipelineWorker::Cpu, 100, Kind::Match, OnHit::Only);
     let marked: Vec<u64> = (0..PACKETS).filter(|number| number % 10 == 0).collect();
     assert_eq!(chosen, (marked, vec![200, PACKETS / 10, PACKETS / 10 * 9]));
 }
@@ -186,11 +196,11 @@ fn pitfall_3_bursts_of_1_to_4_are_gathered() {
     let all: Vec<u64> = (0..PACKETS).collect();
     for burst in 1..=4 {
         let bursts = PACKETS.div_ceil(burst as u64);
-        let found = through(Worker::Cpu, burst, Kind::Match, OnHit::Pass);
+        let found = through(PipelineWorker::Cpu, burst, Kind::Match, OnHit::Pass);
         assert_eq!(found, (all.clone(), vec![bursts, PACKETS / 10, 0]));
         let Ok(mut device) = HostDevice::new() else { continue };
         let (launch, memory) = (Launch::Persistent, Memory::Host);
-        let worker = Worker::Device { device: &mut device, launch, blocks: 1, threads: 32, memory };
+        let worker = PipelineWorker::Device { device: &mut device, launch, blocks: 1, threads: 32, memory };
         let found = through(worker, burst, Kind::Match, OnHit::Pass);
         assert_eq!(found, (all.clone(), vec![bursts, PACKETS / 10, 0]));
     }
@@ -213,13 +223,14 @@ fn packets_are_split_marked_and_steered() {
         let steered = bursts_of(bursts, hits.len() as u64, |counts| {
             counts[WorkCount::Steered as usize] = hits.len() as u64
         });
-        let found = through_with(Worker::Cpu, 257, work, OnHit::Steer, plain);
+        let found = through_with(PipelineWorker::Cpu, 257, work, OnHit::Steer, plain);
         assert_eq!(found, (others.clone(), steered.clone(), hits.clone()), "{split_at:?}");
         for (launch, memory) in
             Launch::ALL.into_iter().flat_map(|launch| Memory::ALL.map(|memory| (launch, memory)))
         {
             let Ok(mut device) = HostDevice::new() else { continue };
-            let worker = Worker::Device { device: &mut device, launch, blocks: 1, threads: 32, memory };
+            let worker =
+                PipelineWorker::Device { device: &mut device, launch, blocks: 1, threads: 32, memory };
             let found = through_with(worker, 257, work, OnHit::Steer, plain);
             assert_eq!(
                 found,
@@ -249,7 +260,7 @@ fn only_ip_packets_are_marked() {
             Work { kind: Kind::Match, split_at, skip: 14, patterns: Some(&patterns), ..Work::default() };
         let name = if split_at.is_some() { "split" } else { "whole" };
         let queues = QueuesSetup { name, ..queues(&stats, Duration::ZERO, OnHit::Mark(46)) };
-        let (mut tx, mut rx) = work_queues(setup(pool, Worker::Cpu, 64, work), queues).unwrap();
+        let (mut tx, mut rx) = work_queues(setup(pool, PipelineWorker::Cpu, 64, work), queues).unwrap();
         let mut burst = Burst::new();
         // IPv4 with a match, IPv4 without, and non-IP with a match.
         for (ethertype, payload) in [(0x0800u16, &b"mark"[..]), (0x0800, b"mask"), (0x0806, b"mark")] {
@@ -287,7 +298,7 @@ fn pitfall_4_partial_burst_waits() {
         let work = Work::default();
         let name = if goes { "at-once" } else { "never" };
         let queues = QueuesSetup { name, ..queues(&stats, timeout, OnHit::Pass) };
-        let (mut tx, mut rx) = work_queues(setup(pool, Worker::Cpu, 64, work), queues).unwrap();
+        let (mut tx, mut rx) = work_queues(setup(pool, PipelineWorker::Cpu, 64, work), queues).unwrap();
         let mut burst = Burst::new();
         burst.extend((0..3).filter_map(|number| make(&mut side.cache, number)));
         tx.tx(&mut side.ctx(), &mut burst);
@@ -313,7 +324,7 @@ fn pitfall_5_full_pipeline_takes_no_more() {
     let mut side = side(pool);
     let work = Work { swap: true, ..Work::default() };
     let (mut tx, mut rx) =
-        work_queues(setup(pool, Worker::Cpu, 10, work), queues(&stats, NEVER, OnHit::Pass)).unwrap();
+        work_queues(setup(pool, PipelineWorker::Cpu, 10, work), queues(&stats, NEVER, OnHit::Pass)).unwrap();
     let (mut next, mut burst) = (0, Burst::new());
     loop {
         while burst.len() < 32 {
@@ -372,7 +383,7 @@ fn packets_wait_for_full_pipeline_at_end() {
     let mut side = side(pool);
     let work = Work { swap: true, ..Work::default() };
     let (mut tx, mut rx) =
-        work_queues(setup(pool, Worker::Cpu, 10, work), queues(&stats, NEVER, OnHit::Pass)).unwrap();
+        work_queues(setup(pool, PipelineWorker::Cpu, 10, work), queues(&stats, NEVER, OnHit::Pass)).unwrap();
     let (mut rules, mut burst, mut numbers) = (Rules::sending(Rewrite::None, 0), Burst::new(), Vec::new());
     for number in 0..128 {
         burst.push(make(&mut side.cache, number).unwrap());

@@ -9,7 +9,7 @@ use offcore_wire::ethernet;
 use super::config::{PortShape, Run, SwitchConfig};
 use super::{Devices, bridging, copying, mirroring};
 use crate::engines::Engines;
-use crate::engines::dma_map::Half;
+use crate::engines::dma_map::QueueHalf;
 use crate::error::{Field, SwitchError, check_lcores, too_long};
 use crate::forwarding::forward::Forward;
 
@@ -105,7 +105,7 @@ fn check_dma(config: &SwitchConfig, ports: &[PortShape]) -> Result<(), SwitchErr
     for entry in &config.dma.entries {
         // A copy stage can be around any port's RX queue. A host copies received and sent packets.
         let stage = match config.run {
-            Run::Copy(_) => entry.half == Half::Rx,
+            Run::Copy(_) => entry.half == QueueHalf::Rx,
             Run::Host(_) => true,
             _ => false,
         };
@@ -124,7 +124,7 @@ fn check_dma(config: &SwitchConfig, ports: &[PortShape]) -> Result<(), SwitchErr
         }
         let which = format!(
             "{}q{} of {}",
-            if entry.half == Half::Rx { "rx" } else { "tx" },
+            if entry.half == QueueHalf::Rx { "rx" } else { "tx" },
             entry.queue,
             entry.port.map_or("any port".into(), |port| format!("port {port}"))
         );

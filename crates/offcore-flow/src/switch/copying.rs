@@ -14,7 +14,7 @@ use offcore_wire::ethernet::FCS_LEN;
 use super::config::{Copying, EthPeers, SwitchConfig};
 use super::{Assembly, Route, addresses};
 use crate::copy::{CopyRx, CopySetup};
-use crate::engines::dma_map::Half;
+use crate::engines::dma_map::QueueHalf;
 use crate::error::{Field, SwitchError, counted};
 use crate::ring::{RingSetup, ring};
 use crate::worker::idle::Idle;
@@ -84,7 +84,7 @@ impl Assembly<'_> {
         port: usize,
         queue: u16,
     ) -> Result<CopyRx, SwitchError> {
-        let binding = self.binding(worker, port, Half::Rx, queue)?;
+        let binding = self.binding(worker, port, QueueHalf::Rx, queue)?;
         let mover = &mut self.workers[worker].0.mover;
         let name = format!("port{port}");
         let setup = QueueSetup { mover, stats: &self.page, binding: Binding::core(), port: &name };

@@ -15,7 +15,7 @@ use offcore_tcp::proto::{Config, IfaceConfig, Out, Share, Stack};
 use super::config::{HostIface, Hosting};
 use super::mtu::HostMtu;
 use super::{Assembly, Route};
-use crate::engines::dma_map::Half;
+use crate::engines::dma_map::QueueHalf;
 use crate::error::{Field, SwitchError};
 use crate::host::apps::Hosted;
 use crate::host::apps::epping::Epping;
@@ -161,8 +161,8 @@ impl Assembly<'_> {
                 stack.start_slaac(1, number, &mut out);
             }
         }
-        let rx = self.binding(worker, 0, Half::Rx, worker as u16)?;
-        let tx = self.binding(worker, 0, Half::Tx, worker as u16)?;
+        let rx = self.binding(worker, 0, QueueHalf::Rx, worker as u16)?;
+        let tx = self.binding(worker, 0, QueueHalf::Tx, worker as u16)?;
         let mover = &mut self.workers[worker].0.mover;
         let mut path = Path::new(stack, out, mover, self.pool);
         let (app, tx): (Box<dyn App>, _) = match &hosting.app {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use offcore_port::{QueueSetup, RxQueue, TxQueue};
 
 use super::{Assembly, Route, SwitchConfig, SwitchError};
-use crate::engines::dma_map::Half;
+use crate::engines::dma_map::QueueHalf;
 use crate::mirror::{Mirror, MirrorOut, MirrorRx, MirrorTx};
 use crate::ring::{RingRx, RingSetup, RingTx, ring};
 use crate::worker::idle::Idle;
@@ -54,7 +54,7 @@ impl Assembly<'_> {
         port: usize,
         queue: u16,
     ) -> Result<Box<dyn RxQueue>, SwitchError> {
-        let binding = self.binding(worker, port, Half::Rx, queue)?;
+        let binding = self.binding(worker, port, QueueHalf::Rx, queue)?;
         let name = format!("port{port}");
         let mover = &mut self.workers[worker].0.mover;
         let setup = QueueSetup { mover, stats: &self.page, binding, port: &name };
@@ -81,7 +81,7 @@ impl Assembly<'_> {
         port: usize,
         queue: u16,
     ) -> Result<Box<dyn TxQueue>, SwitchError> {
-        let binding = self.binding(worker, port, Half::Tx, queue)?;
+        let binding = self.binding(worker, port, QueueHalf::Tx, queue)?;
         let name = format!("port{port}");
         let mover = &mut self.workers[worker].0.mover;
         let setup = QueueSetup { mover, stats: &self.page, binding, port: &name };

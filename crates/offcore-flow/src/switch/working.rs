@@ -8,10 +8,10 @@
 
 use std::collections::BTreeMap;
 
-use offcore_gpu::device::{Device, DeviceError, Memory};
+use offcore_gpu::device::{DeviceError, GpuDevice, Memory};
 use offcore_gpu::devices;
 use offcore_gpu::layout::MAX_BURST;
-use offcore_gpu::pipeline::{Setup, Work, Worker};
+use offcore_gpu::pipeline::{PipelineWorker, Setup, Work};
 use offcore_mem::{DeviceMemory, Pool};
 use offcore_port::Port;
 
@@ -79,7 +79,7 @@ impl Working {
 /// The devices of a switch, each opened once.
 #[derive(Debug, Default)]
 pub struct Devices {
-    opened: BTreeMap<String, Box<dyn Device>>,
+    opened: BTreeMap<String, Box<dyn GpuDevice>>,
     memory: Option<DeviceMemory>,
 }
 
@@ -118,7 +118,7 @@ impl Devices {
     }
 
     /// Iterates over the devices.
-    pub(super) fn each(&mut self) -> impl Iterator<Item = &mut Box<dyn Device>> {
+    pub(super) fn each(&mut self) -> impl Iterator<Item = &mut Box<dyn GpuDevice>> {
         self.opened.values_mut()
     }
 }
@@ -139,15 +139,15 @@ impl Assembly<'_> {
             None => None,
         };
         let worker_of_bursts = match working.workload {
-            Workload::None => Worker::None,
-            Workload::Cpu => Worker::Cpu,
+            Workload::None => PipelineWorker::None,
+            Workload::Cpu => PipelineWorker::Cpu,
             Workload::Device(launch) => {
                 let name = &working.devices[index % working.devices.len()];
                 let Some(device) = devices.opened.get_mut(name) else {
                     return Field::Devices.refuse(format!("{name}, which is not open"));
                 };
                 let (blocks, threads, memory) = (working.blocks, working.threads, working.memory);
-                Worker::Device { device: &mut **device, launch, blocks, threads, memory }
+                PipelineWorker::Device { device: &mut **device, launch, blocks, threads, memory }
             }
         };
         let setup = Setup {

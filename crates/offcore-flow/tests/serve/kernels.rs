@@ -8,7 +8,7 @@ use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use offcore_flow::host::serve::Serve;
-use offcore_session::message::{Accepted, Session};
+use offcore_session::message::{Accepted, SessionId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::Errno;
@@ -36,7 +36,7 @@ fn kernel_connections_share_accept_queue() {
             Ok((_, mut descriptors)) => {
                 let Accepted { session } = Accepted::from_bytes(&bytes).unwrap();
                 let fd = descriptors.pop().unwrap();
-                if session == Session::default() {
+                if session == SessionId::default() {
                     kernels.push(TcpStream::from(fd));
                 } else {
                     stacks += 1;

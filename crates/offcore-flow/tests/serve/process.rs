@@ -16,7 +16,7 @@ use offcore_flow::host::serve::Serve;
 use offcore_mem::Mapping;
 use offcore_session::control::Control;
 use offcore_session::message::{
-    Accepted, Answer, Call, Hello, KEY, NONE, Question, Session, VERSION, Welcome,
+    Accepted, Answer, Call, Hello, KEY, NONE, Question, SessionId, VERSION, Welcome,
 };
 use offcore_session::slot::{Slot, wish};
 use offcore_session::{Memory, Place, Reader, Segments, Writer};
@@ -247,7 +247,7 @@ impl Process {
         }
     }
 
-    pub(crate) fn end(&self, session: Session, fd: OwnedFd) -> End {
+    pub(crate) fn end(&self, session: SessionId, fd: OwnedFd) -> End {
         let place = Place::new(session.place).unwrap();
         let reader = Reader::new(Arc::clone(&self.memory), place).unwrap();
         let writer = Writer::new(Arc::clone(&self.memory), place).unwrap();
@@ -321,7 +321,7 @@ impl Process {
 
 /// A session.
 pub(crate) struct End {
-    pub(crate) session: Session,
+    pub(crate) session: SessionId,
     pub(crate) place: Place,
     pub(crate) fd: OwnedFd,
     pub(crate) reader: Reader,

@@ -338,7 +338,7 @@ impl Drop for CudaLauncher {
 /// The answers of a ring, at the CPU's addresses.
 pub(super) struct Answers(RingView);
 
-// SAFETY: the ring's memory outlives the service, as `Device::start` requires, and laps are read atomically.
+// SAFETY: the ring's memory outlives the service, as `GpuDevice::start` requires, and laps are read atomically.
 unsafe impl Send for Answers {}
 
 impl Answers {

@@ -23,7 +23,7 @@ use crate::layout::{PipelineView, RingView, TrieView};
 /// Sets up a service. Returns it with a note for the user.
 ///
 /// # Safety
-/// As for [`Device::start`](crate::device::Device::start).
+/// As for [`GpuDevice::start`](crate::device::GpuDevice::start).
 pub(super) unsafe fn start(
     gpu: &Arc<Gpu>,
     service: &Service,

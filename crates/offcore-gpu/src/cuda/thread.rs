@@ -48,15 +48,15 @@ pub(super) trait BatchLauncher: fmt::Debug + Send {
 
 /// A submitted burst.
 #[derive(Clone, Copy, Debug)]
-struct Submitted {
+struct SubmittedBurst {
     turn: u64,
     packets: usize,
 }
 
 /// Returns the next bursts to launch together: consecutive turns at the head of `submitted`.
-fn next_batch<'a>(submitted: impl IntoIterator<Item = &'a Submitted>) -> Option<LaunchBatch> {
+fn next_batch<'a>(submitted: impl IntoIterator<Item = &'a SubmittedBurst>) -> Option<LaunchBatch> {
     let mut submitted = submitted.into_iter();
-    let Submitted { turn, packets } = *submitted.next()?;
+    let SubmittedBurst { turn, packets } = *submitted.next()?;
     let mut bursts = LaunchBatch { turn, bursts: 1, packets };
     for next in submitted.take(MAX_BATCH - 1) {
         if next.turn != turn + u64::from(bursts.bursts) {
@@ -71,7 +71,7 @@ fn next_batch<'a>(submitted: impl IntoIterator<Item = &'a Submitted>) -> Option<
 /// The launch thread's end of a queue.
 #[derive(Debug)]
 struct ServedQueue {
-    submitted: Consumer<Submitted>,
+    submitted: Consumer<SubmittedBurst>,
     /// At most as many bursts as the ring has slots can be launched together.
     max_batch: usize,
     /// The last turns of the last launches, the oldest first.
@@ -245,9 +245,9 @@ impl Drop for LaunchThread {
 /// The queue of one ring's bursts to the launch thread.
 #[derive(Debug)]
 pub(super) struct BurstQueue {
-    submitted: Producer<Submitted>,
+    submitted: Producer<SubmittedBurst>,
     /// The thread's end and its maximum batch, until the thread has them.
-    to_launch: Option<(Consumer<Submitted>, usize)>,
+    to_launch: Option<(Consumer<SubmittedBurst>, usize)>,
     closed: Arc<AtomicBool>,
     thread: Arc<LaunchThread>,
 }
@@ -277,7 +277,7 @@ impl BurstQueue {
     #[inline]
     pub(super) fn push(&mut self, turn: u64, packets: usize) {
         // The queue has room for every burst in flight.
-        let _ = self.submitted.push(Submitted { turn, packets });
+        let _ = self.submitted.push(SubmittedBurst { turn, packets });
     }
 
     /// Returns whether everything pushed has been launched or dropped.

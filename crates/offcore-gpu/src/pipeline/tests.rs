@@ -20,13 +20,13 @@ fn work(kind: Kind, patterns: Option<&Patterns>) -> Work<'_> {
 }
 
 /// Returns a worker with kernels of one block.
-fn one_block(device: &mut dyn Device) -> Worker<'_> {
-    Worker::Device { device, launch: Launch::Kernel, blocks: 1, threads: 32, memory: Memory::Host }
+fn one_block(device: &mut dyn GpuDevice) -> PipelineWorker<'_> {
+    PipelineWorker::Device { device, launch: Launch::Kernel, blocks: 1, threads: 32, memory: Memory::Host }
 }
 
 /// Returns the parameters of a pipeline with this number of slots.
 fn setup<'a, 'd>(
-    worker: Worker<'d>,
+    worker: PipelineWorker<'d>,
     work: Work<'a>,
     burst: usize,
     slots: usize,
@@ -54,7 +54,7 @@ fn assert_all_free(pool: &Pool, mut cache: PoolCache) {
 /// Sends bursts of `burst` packets, split at `split_at` if given, and checks every packet that comes back. Returns the
 /// failure of the device.
 fn every_packet_is_right(
-    worker: Worker<'_>,
+    worker: PipelineWorker<'_>,
     kind: Kind,
     split_at: Option<usize>,
     burst: usize,
@@ -65,7 +65,7 @@ fn every_packet_is_right(
     let pool = Pool::new(16 * burst.max(128), 2048, Hugepages::None).unwrap();
     let mut cache = pool.cache();
     let patterns = Patterns::from_list([PATTERN]).unwrap();
-    let swapped = !matches!(worker, Worker::None);
+    let swapped = !matches!(worker, PipelineWorker::None);
     let work = Work { split_at, ..work(kind, Some(&patterns)) };
     let setup = Setup { timeout, ..setup(worker, work, burst, 4, pool) };
     let (mut front, mut back) = pipeline(setup).unwrap();
@@ -106,14 +106,18 @@ fn every_packet_is_right(
 fn every_worker_has_the_same_results() {
     for kind in [Kind::Nothing, Kind::Crc32c, Kind::Match] {
         for (burst, bursts) in [(1, 100), (7, 40), (64, 12), (257, 8), (1024, 6)] {
-            let right =
-                |worker: Worker<'_>| every_packet_is_right(worker, kind, None, burst, bursts, LONG_TIMEOUT);
-            assert_eq!(right(Worker::None), None);
-            assert_eq!(right(Worker::Cpu), None);
+            let right = |worker: PipelineWorker<'_>| {
+                every_packet_is_right(worker, kind, None, burst, bursts, LONG_TIMEOUT)
+            };
+            assert_eq!(right(PipelineWorker::None), None);
+            assert_eq!(right(PipelineWorker::Cpu), None);
             for launch in Launch::ALL {
                 let mut device = HostDevice::new().unwrap();
                 let (device, memory) = (&mut device, Memory::Host);
-                assert_eq!(right(Worker::Device { device, launch, blocks: 2, threads: 64, memory }), None);
+                assert_eq!(
+                    right(PipelineWorker::Device { device, launch, blocks: 2, threads: 64, memory }),
+                    None
+                );
             }
         }
     }
@@ -125,15 +129,18 @@ fn split_packets_have_payload_results() {
         for (split_at, burst, bursts) in
             [(60, 1, 100), (60, 257, 8), (61, 64, 12), (14, 64, 12), (1400, 64, 12)]
         {
-            let right = |worker: Worker<'_>| {
+            let right = |worker: PipelineWorker<'_>| {
                 every_packet_is_right(worker, kind, Some(split_at), burst, bursts, LONG_TIMEOUT)
             };
-            assert_eq!(right(Worker::Cpu), None);
+            assert_eq!(right(PipelineWorker::Cpu), None);
             for (launch, memory) in
                 Launch::ALL.into_iter().flat_map(|launch| Memory::ALL.map(|memory| (launch, memory)))
             {
                 let device = &mut HostDevice::new().unwrap();
-                assert_eq!(right(Worker::Device { device, launch, blocks: 2, threads: 64, memory }), None);
+                assert_eq!(
+                    right(PipelineWorker::Device { device, launch, blocks: 2, threads: 64, memory }),
+                    None
+                );
             }
         }
     }
@@ -187,7 +194,7 @@ struct HungDevice {
     view: Arc<std::sync::Mutex<Option<PipelineView>>>,
 }
 
-impl Device for HungDevice {
+impl GpuDevice for HungDevice {
     fn name(&self) -> &str {
         "hung"
     }
@@ -322,7 +329,7 @@ fn late_answers_end_the_quarantine() {
 #[derive(Debug, Clone, Default)]
 struct CountingDevice(Arc<AtomicBool>, Arc<std::sync::atomic::AtomicUsize>);
 
-impl Device for CountingDevice {
+impl GpuDevice for CountingDevice {
     fn name(&self) -> &str {
         "counting"
     }
@@ -383,7 +390,7 @@ fn invalid_setup_is_refused() {
     let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
     let setup = |worker, burst, slots, kind| setup(worker, work(kind, None), burst, slots, pool);
     let mut device = HostDevice::new().unwrap();
-    let worker = Worker::Device {
+    let worker = PipelineWorker::Device {
         device: &mut device,
         launch: Launch::Persistent,
         blocks: 65,
@@ -391,9 +398,9 @@ fn invalid_setup_is_refused() {
         memory: Memory::Host,
     };
     for (setup, words) in [
-        (setup(Worker::Cpu, 0, 2, Kind::Nothing), "packets of a burst: found 0"),
-        (setup(Worker::Cpu, 1, 3, Kind::Nothing), "slots of a burst ring: found 3"),
-        (setup(Worker::Cpu, 1, 2, Kind::Match), "without patterns"),
+        (setup(PipelineWorker::Cpu, 0, 2, Kind::Nothing), "packets of a burst: found 0"),
+        (setup(PipelineWorker::Cpu, 1, 3, Kind::Nothing), "slots of a burst ring: found 3"),
+        (setup(PipelineWorker::Cpu, 1, 2, Kind::Match), "without patterns"),
         (setup(worker, 1, 2, Kind::Nothing), "65 blocks"),
     ] {
         let error = pipeline(setup).unwrap_err().to_string();

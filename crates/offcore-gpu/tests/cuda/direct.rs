@@ -8,7 +8,7 @@ use libloading::Library;
 use offcore_gpu::device::{Launch, Memory};
 use offcore_gpu::devices;
 use offcore_gpu::layout::Kind;
-use offcore_gpu::pipeline::{Setup, Work, Worker, pipeline};
+use offcore_gpu::pipeline::{PipelineWorker, Setup, Work, pipeline};
 use offcore_mem::{HEADROOM, Hugepages, Packet, Pool};
 
 use crate::rig::{FAKE_CUDA, Fake};
@@ -51,8 +51,13 @@ fn check_device_memory_results(fake: &Fake, launch: Launch) -> u64 {
         })
         .collect();
     let registered = fake.calls("cuMemHostRegister_v2");
-    let worker =
-        Worker::Device { device: &mut *device, launch, blocks: 2, threads: 64, memory: Memory::Direct };
+    let worker = PipelineWorker::Device {
+        device: &mut *device,
+        launch,
+        blocks: 2,
+        threads: 64,
+        memory: Memory::Direct,
+    };
     let work = Work { kind: Kind::Crc32c, swap: true, ..Work::default() };
     let (slots, timeout) = (BURSTS, Duration::from_secs(10));
     let setup = Setup { burst: BURST, slots, worker, work, timeout, pool, hugepages: Hugepages::None };

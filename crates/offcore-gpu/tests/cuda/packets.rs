@@ -4,10 +4,10 @@ mod content;
 
 use std::time::{Duration, Instant};
 
-use offcore_gpu::device::{Device, Launch, Memory};
+use offcore_gpu::device::{GpuDevice, Launch, Memory};
 use offcore_gpu::layout::Kind;
 use offcore_gpu::patterns::Patterns;
-use offcore_gpu::pipeline::{Back, Front, Setup, Work, Worker, pipeline};
+use offcore_gpu::pipeline::{Back, Front, PipelineWorker, Setup, Work, pipeline};
 use offcore_mem::{Hugepages, Packet, Pool, PoolCache};
 
 use content::{PATTERN, SKIP, expected, packet};
@@ -69,12 +69,12 @@ pub(crate) struct Line {
 
 impl Line {
     /// Creates a pipeline on this device, or returns the error.
-    pub(crate) fn new(device: &mut dyn Device, pool: &'static Pool, case: Case) -> Result<Self, String> {
+    pub(crate) fn new(device: &mut dyn GpuDevice, pool: &'static Pool, case: Case) -> Result<Self, String> {
         let Case { launch, memory, kind, split_at, slots, burst, timeout, .. } = case;
         let patterns = Patterns::from_list([PATTERN]).unwrap();
         let work =
             Work { kind, swap: true, skip: SKIP as u32, split_at, forced_ns: 0, patterns: Some(&patterns) };
-        let worker = Worker::Device { device, launch, blocks: 2, threads: 64, memory };
+        let worker = PipelineWorker::Device { device, launch, blocks: 2, threads: 64, memory };
         let setup = Setup { burst, slots, worker, work, timeout, pool, hugepages: Hugepages::None };
         let (front, back) = pipeline(setup).map_err(|error| error.to_string())?;
         let (cache, gathered) = (pool.cache(), Vec::new());
@@ -192,7 +192,7 @@ pub(crate) fn run(mut lines: Vec<Line>) -> Vec<Option<String>> {
 }
 
 /// Runs one pipeline. Returns its failure, or the error of its setup.
-pub(crate) fn run_one(device: &mut dyn Device, case: Case) -> Result<Option<String>, String> {
+pub(crate) fn run_one(device: &mut dyn GpuDevice, case: Case) -> Result<Option<String>, String> {
     let line = Line::new(device, pool(1, case.burst), case)?;
     Ok(run(vec![line]).remove(0))
 }

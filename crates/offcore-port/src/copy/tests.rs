@@ -6,7 +6,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use offcore_dma::Device;
+use offcore_dma::CopyDevice;
 use offcore_dma::Mode;
 use offcore_dma::cpu::CpuDevice;
 use offcore_dma::fault::{Faults, FaultyChannel};

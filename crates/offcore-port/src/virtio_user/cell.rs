@@ -21,7 +21,7 @@ use super::merging::Merging;
 #[derive(Debug)]
 pub(super) struct Ring {
     /// Its tokens are the packets in flight.
-    pub(super) driver: driver::Queue<Packet>,
+    pub(super) driver: driver::RingDriver<Packet>,
     /// Whether a packet may arrive in several buffers.
     pub(super) mergeable: bool,
     /// The offloads that packets of this direction may request.
@@ -36,7 +36,7 @@ impl Ring {
     /// side.
     pub(super) fn new(queue: &DriverQueue) -> Self {
         let features = queue.features();
-        let mut driver = driver::Queue::new(queue.layout(), features & VIRTIO_F_EVENT_IDX != 0);
+        let mut driver = driver::RingDriver::new(queue.layout(), features & VIRTIO_F_EVENT_IDX != 0);
         driver.set_notification(false);
         let offloads =
             if queue.index().is_multiple_of(2) { received(features) } else { transmitted(features) };

@@ -13,7 +13,7 @@ use offcore_mem::{BURST, Burst, HEADROOM, Hugepages, Packet, Pool, PoolCache};
 use offcore_port::spec::PortSpec;
 use offcore_port::virtio_user::VirtioUserPort;
 use offcore_port::{Context, Port, QueueSetup, RxQueue, TxQueue};
-use offcore_ring::device::{Buffer, Chain, DeviceQueue, Direction, Queue};
+use offcore_ring::device::{Buffer, Chain, DeviceQueue, Direction, RingDevice};
 use offcore_ring::{Areas, with_queue};
 use offcore_stats::StageClock;
 use offcore_stats::page::StatsPage;
@@ -189,7 +189,7 @@ impl<'a> Rig<'a> {
 /// The device side of a virtqueue.
 struct Device {
     config: Arc<VringConfig>,
-    queue: Queue,
+    queue: RingDevice,
     direction: Direction,
     packed: bool,
     areas: Areas,
@@ -204,7 +204,7 @@ impl Device {
             found.is_some()
         });
         let config = found.unwrap();
-        let queue = Queue::new(config.layout.clone(), config.base, false, false).unwrap();
+        let queue = RingDevice::new(config.layout.clone(), config.base, false, false).unwrap();
         let packed = is_packed(config.features);
         let packets = pool.memory().0.as_ptr() as u64;
         let rings = config.memory.regions().iter().find(|region| region.user() != packets);

@@ -6,7 +6,7 @@ use offcore_mem::testing::guest_memory;
 use offcore_mem::{GuestMemory, Hugepages, Mapping};
 
 use super::*;
-use crate::device::{Chain, DeviceQueue, Direction, Queue};
+use crate::device::{Chain, DeviceQueue, Direction, RingDevice};
 use crate::vector::Wanted;
 use crate::{Areas, Layout, driver, packed, with_queue};
 
@@ -40,8 +40,8 @@ impl World {
         Inflight::new(&self.region, 64, self.layout.size())
     }
 
-    fn device(&self, base: u32) -> Queue {
-        let mut device = Queue::new(self.layout.clone(), base, false, true).unwrap();
+    fn device(&self, base: u32) -> RingDevice {
+        let mut device = RingDevice::new(self.layout.clone(), base, false, true).unwrap();
         device.track(self.inflight());
         device
     }
@@ -87,8 +87,8 @@ fn bytes(mapping: &Mapping) -> Vec<u8> {
 /// A driver and a device that work on the same ring.
 struct Run {
     world: World,
-    driver: driver::Queue<u64>,
-    device: Queue,
+    driver: driver::RingDriver<u64>,
+    device: RingDevice,
     /// Addresses of chains that the driver has made available and not got back.
     out: VecDeque<u64>,
     /// Chains taken and not pushed yet.
@@ -102,7 +102,7 @@ struct Run {
 impl Run {
     fn new(size: u16, is_packed: bool, random: u32) -> Self {
         let world = World::new(size, is_packed);
-        let driver = driver::Queue::new(world.layout.clone(), false);
+        let driver = driver::RingDriver::new(world.layout.clone(), false);
         assert_eq!(world.layout.take_up(&world.inflight(), world.fresh()), Ok(None));
         let device = world.device(world.fresh());
         let (out, taken) = (VecDeque::new(), VecDeque::new());

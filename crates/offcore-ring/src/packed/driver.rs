@@ -26,7 +26,7 @@ struct Found {
     entries: u16,
 }
 
-/// The driver side of one queue: see [`crate::driver::Queue`].
+/// The driver side of one queue: see [`crate::driver::RingDriver`].
 #[derive(Debug)]
 pub struct PackedDriver<T> {
     layout: PackedLayout,

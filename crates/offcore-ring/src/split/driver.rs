@@ -13,7 +13,7 @@ use super::{
 use crate::barrier::full_barrier;
 use crate::chain::Used;
 
-/// The driver side of one queue: see [`crate::driver::Queue`].
+/// The driver side of one queue: see [`crate::driver::RingDriver`].
 #[derive(Debug)]
 pub struct SplitDriver<T> {
     layout: SplitLayout,

@@ -247,7 +247,7 @@ fn indirect_needs_the_feature() {
 #[test]
 fn a_hostile_device_is_reported() {
     let guest = guest(8);
-    let mut driver = driver::Queue::new(guest.layout.clone(), false);
+    let mut driver = driver::RingDriver::new(guest.layout.clone(), false);
     driver.add(0x10000, 64, Direction::Writable, 'a').unwrap();
     driver.publish();
     guest.write(USED + 2, 2u16);
@@ -263,9 +263,9 @@ fn a_hostile_device_is_reported() {
 #[test]
 fn event_index_notifies_exactly_when_asked() {
     let guest = guest(8);
-    let mut driver = driver::Queue::new(guest.layout.clone(), true);
+    let mut driver = driver::RingDriver::new(guest.layout.clone(), true);
     let mut device = device::SplitDevice::new(guest.layout.clone(), 0, true, true);
-    let add = |driver: &mut driver::Queue<u8>| driver.add(0x10000, 64, Direction::Readable, 0).unwrap();
+    let add = |driver: &mut driver::RingDriver<u8>| driver.add(0x10000, 64, Direction::Readable, 0).unwrap();
     device.set_notification(true);
     add(&mut driver);
     driver.publish();
@@ -292,9 +292,9 @@ fn event_index_notifies_exactly_when_asked() {
 #[test]
 fn unchanged_descriptor_is_not_rewritten() {
     let guest = guest(4);
-    let mut driver = driver::Queue::new(guest.layout.clone(), false);
+    let mut driver = driver::RingDriver::new(guest.layout.clone(), false);
     let mut device = device::SplitDevice::new(guest.layout.clone(), 0, false, false);
-    let mut round = |driver: &mut driver::Queue<u8>, addr, len| {
+    let mut round = |driver: &mut driver::RingDriver<u8>, addr, len| {
         driver.add(addr, len, Direction::Writable, 1).unwrap();
         driver.publish();
         device.available(1).unwrap();

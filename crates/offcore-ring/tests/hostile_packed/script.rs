@@ -212,7 +212,7 @@ fn take(
 /// Plays a hostile device.
 fn driver_side(mut script: Script<'_>, memory: &Memory, options: u8, outcome: &mut Outcome) {
     let size = memory.size;
-    let mut queue = driver::Queue::new(memory.layout(), options & 32 != 0);
+    let mut queue = driver::RingDriver::new(memory.layout(), options & 32 != 0);
     let mut in_flight = HashSet::new();
     let (mut serial, mut used, mut wrap) = (0u64, 0u16, true);
     while !script.0.is_empty() {

@@ -1,7 +1,7 @@
 use offcore_dma::core::{CoreDevice, Stepper};
 use offcore_dma::cpu::CpuChannel;
 use offcore_dma::fault::{Faults, FaultyChannel};
-use offcore_dma::{Device, Mode};
+use offcore_dma::{CopyDevice, Mode};
 use offcore_mem::{BURST, Hugepages, Pool, PoolCache};
 use offcore_wire::MacAddr;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use offcore_dma::core::{CoreDevice, Stepper};
-use offcore_dma::{Binding, Context, Device, Mode, Mover};
+use offcore_dma::{Binding, Context, CopyDevice, Mode, Mover};
 use offcore_mem::{BURST, Burst, HEADROOM, Hugepages, Pool, PoolCache};
 use offcore_session::datagram::{Header, More};
 use offcore_session::{Datagrams, Segments, Writer};

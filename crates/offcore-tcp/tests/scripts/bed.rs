@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use offcore_dma::core::{CoreDevice, Stepper};
 use offcore_dma::cpu::CpuChannel;
 use offcore_dma::fault::{Faults, FaultyChannel};
-use offcore_dma::{Binding, ChannelId, Context, Device, Mode, Mover};
+use offcore_dma::{Binding, ChannelId, Context, CopyDevice, Mode, Mover};
 use offcore_mem::{BURST, Burst, HEADROOM, Hugepages, Pool, PoolCache};
 use offcore_stats::StageClock;
 use offcore_tcp::path::Path;

@@ -412,7 +412,7 @@ fn memory_that_vanishes_ends_the_connection() {
     rustix::fs::ftruncate(&fd, 4096).unwrap();
     assert!(peer.is_alive(), "it has not been checked yet");
     // A worker reads the ring.
-    let mut queue = offcore_ring::device::Queue::new(vring.layout.clone(), 0, false, false).unwrap();
+    let mut queue = offcore_ring::device::RingDevice::new(vring.layout.clone(), 0, false, false).unwrap();
     assert_eq!(with_queue!(&mut queue, queue => queue.look(1)), Ok(0));
     peer.closed();
     wait_for_error(backend.device(), "guest memory has vanished");

@@ -38,8 +38,8 @@ pub(crate) struct Migrating {
     sends: bool,
     fd: OwnedFd,
     memory: Arc<GuestMemory>,
-    rx: driver::Queue<u64>,
-    tx: driver::Queue<u64>,
+    rx: driver::RingDriver<u64>,
+    tx: driver::RingDriver<u64>,
     free: Vec<u64>,
     pub(crate) sent: u64,
     /// The smallest sequence number that may arrive next.
@@ -60,9 +60,9 @@ impl Migrating {
             let ring = addresses(index);
             let areas = Areas { descriptors: ring.desc, driver: ring.avail, device: ring.used };
             let layout = Layout::in_memory(&memory, areas, SIZE, packed);
-            driver::Queue::new(layout.unwrap(), false)
+            driver::RingDriver::new(layout.unwrap(), false)
         };
-        let mut rx: driver::Queue<u64> = queue(0);
+        let mut rx: driver::RingDriver<u64> = queue(0);
         for i in 0..u64::from(COUNT) {
             let address = Guest::PHYSICAL + BUFFERS[0] + i * BUFFER + OFFSET;
             rx.add(address, BUFFER as u32, Direction::Writable, address).unwrap();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use offcore_dma::core::CoreDevice;
-use offcore_dma::{Binding, Device as _, Mode};
+use offcore_dma::{Binding, CopyDevice as _, Mode};
 use offcore_mem::Burst;
 use offcore_ring::device::Direction;
 use offcore_ring::driver;
@@ -36,7 +36,7 @@ struct Setup {
 /// Another guest that sends packets in one copy.
 struct Sender {
     guest: testing::Guest,
-    tx: driver::Queue<u64>,
+    tx: driver::RingDriver<u64>,
     free: Vec<u64>,
     cell: Arc<VringCell>,
 }
@@ -47,7 +47,7 @@ impl Sender {
         let cell = Arc::new(VringCell::new(1));
         let config = VringConfig { layout: guest.tx_layout.clone(), ..guest.config(testing::FEATURES) };
         testing::start(&cell, config);
-        let tx = driver::Queue::new(guest.tx_layout.clone(), false);
+        let tx = driver::RingDriver::new(guest.tx_layout.clone(), false);
         let free = (0..COUNT as usize).map(|i| guest.buffer(i, 2048)).collect();
         Self { guest, tx, free, cell }
     }

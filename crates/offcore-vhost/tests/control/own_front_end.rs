@@ -175,11 +175,11 @@ fn both_sides_see_the_same_ring() {
     let Layout::Split(layout) = front_end.queues()[1].layout() else {
         panic!("no packed ring was asked for")
     };
-    let mut queue = driver::Queue::new(layout, event_idx);
+    let mut queue = driver::RingDriver::new(layout, event_idx);
     front_end.start().unwrap();
     let vring = backend.cells()[1].wanted().vring.unwrap();
     assert_eq!(vring.features, front_end.features());
-    let mut device = device::Queue::new(vring.layout.clone(), vring.base, event_idx, true).unwrap();
+    let mut device = device::RingDevice::new(vring.layout.clone(), vring.base, event_idx, true).unwrap();
     assert_eq!(with_queue!(&mut device, queue => queue.look(1)), Ok(0));
     let address = memory.region().address + 4096;
     memory.mapping.write_at(4096, b"hello");

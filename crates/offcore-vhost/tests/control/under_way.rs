@@ -68,7 +68,7 @@ fn transmit(guest: &Guest, format: Format, stop: &AtomicBool) -> u64 {
     let ring = addresses(1);
     let areas = Areas { descriptors: ring.desc, driver: ring.avail, device: ring.used };
     let layout = Layout::in_memory(&memory, areas, format.size(), format == Format::Packed).unwrap();
-    let mut driver = driver::Queue::new(layout, false);
+    let mut driver = driver::RingDriver::new(layout, false);
     let mut free: Vec<u64> = (0..u64::from(format.size())).map(|i| BUFFERS + i * 256).collect();
     let mut sent = 0u64;
     while !stop.load(Ordering::Relaxed) {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use offcore_dma::core::{CoreDevice, Stepper};
-use offcore_dma::{Binding, Device, Mode, Mover};
+use offcore_dma::{Binding, CopyDevice, Mode, Mover};
 use offcore_mem::testing::TempDir;
 use offcore_mem::{BURST, Burst, Hugepages, Packet, Pool};
 use offcore_ring::RingError;
@@ -125,7 +125,7 @@ pub(crate) struct Partner {
     guest: Guest,
     cells: [Arc<VringCell>; 2],
     receiver: Receiver,
-    tx: driver::Queue<u64>,
+    tx: driver::RingDriver<u64>,
     free: Vec<u64>,
     sent: u64,
     /// Number of received packets, and the content of the last one without its virtio-net header.
@@ -141,7 +141,7 @@ impl Partner {
             start(cell, VringConfig { layout: layout.clone(), ..guest.config(EVERYTHING) });
         }
         let receiver = Receiver::new(&guest, 2048);
-        let tx = driver::Queue::new(guest.tx_layout.clone(), false);
+        let tx = driver::RingDriver::new(guest.tx_layout.clone(), false);
         let free = (0..usize::from(PARTNER)).map(|i| guest.buffer(256 + i, 2048)).collect();
         Self { guest, cells, receiver, tx, free, sent: 0, received: 0, latest: Vec::new() }
     }

@@ -18,7 +18,7 @@ const TX_BUFFERS: usize = 256;
 pub(crate) struct Neighbour {
     guest: Guest,
     receiver: Receiver,
-    tx: driver::Queue<u64>,
+    tx: driver::RingDriver<u64>,
     cells: [Arc<VringCell>; 2],
     enqueue: Enqueue,
     dequeue: Dequeue,
@@ -46,7 +46,7 @@ impl Neighbour {
             start(cell, VringConfig { layout: layout.clone(), ..guest.config(FEATURES) });
         }
         let receiver = Receiver::new(&guest, 2048);
-        let tx = driver::Queue::new(guest.tx_layout.clone(), false);
+        let tx = driver::RingDriver::new(guest.tx_layout.clone(), false);
         let free = (0..usize::from(SIZE)).map(|i| guest.buffer(TX_BUFFERS + i, 2048)).collect();
         let enqueue = Enqueue::attach(&cells[0], &mut worker.mover).unwrap();
         let dequeue = Dequeue::attach(&cells[1], &mut worker.mover).unwrap();

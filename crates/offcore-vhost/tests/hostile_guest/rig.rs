@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use offcore_dma::core::{CoreDevice, Stepper};
-use offcore_dma::{Binding, ChannelId, Device, Mode, Mover};
+use offcore_dma::{Binding, ChannelId, CopyDevice, Mode, Mover};
 use offcore_mem::{BURST, Burst, HEADROOM, Hugepages, Pool};
 use offcore_ring::{device::Direction, driver};
 use offcore_stats::StageClock;
@@ -262,8 +262,8 @@ impl Rig {
         }
         self.arena.clear();
         let Setup { size, .. } = self.setup;
-        let mut rx = driver::Queue::new(self.arena.layout(RX, size), false);
-        let mut tx = driver::Queue::new(self.arena.layout(TX, size), false);
+        let mut rx = driver::RingDriver::new(self.arena.layout(RX, size), false);
+        let mut tx = driver::RingDriver::new(self.arena.layout(TX, size), false);
         self.start(0, 0, true);
         self.start(1, 0, true);
         rx.add(BUFFERS, 2048, Direction::Writable, ()).unwrap();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use offcore_dma::core::{CoreDevice, Stepper};
-use offcore_dma::{Binding, Device, Mode, Mover};
+use offcore_dma::{Binding, CopyDevice, Mode, Mover};
 use offcore_mem::{BURST, Burst, Hugepages, Pool};
 use offcore_ring::split::{VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
 use offcore_stats::StageClock;

@@ -57,7 +57,7 @@ fn dpdk_dma_letters_and_words_agree() {
         assert_eq!((copying(config), config.mode), (&wanted, Mode::Offload));
         assert!(ports.iter().all(|port| port.queues() == 2));
         // Without a named channel, `hw` uses all available ones for every queue.
-        assert_eq!(config.dma.channels(1, Half::Rx, 1), ["dsa:auto"]);
+        assert_eq!(config.dma.channels(1, QueueHalf::Rx, 1), ["dsa:auto"]);
     }
     let (config, _) = copy("--port gen: -c sw --min-copy-size 256 --no-mac-updating").unwrap();
     assert_eq!(

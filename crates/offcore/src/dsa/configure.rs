@@ -8,7 +8,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use offcore_dsa::WqMode;
 use offcore_dsa::config::sysfs::{self, FileSystem, Roots, SysfsDevice};
 use offcore_dsa::config::{
-    Capabilities, ConfigError, DeviceConfig, OneLine, apply, built_in, check, commands, json, one_line,
+    ConfigError, DeviceCapabilities, DeviceConfig, OneLine, apply, built_in, check, commands, json, one_line,
     profile,
 };
 
@@ -178,7 +178,7 @@ fn one(
         }
         other => Some(other?),
     };
-    let caps = device.as_ref().map_or_else(Capabilities::spr, |device| device.capabilities.clone());
+    let caps = device.as_ref().map_or_else(DeviceCapabilities::spr, |device| device.capabilities.clone());
     let mut config = on_device(config, args, &caps)?;
     notes.extend(config.fit(&caps));
     check(&config, &caps).map_err(ConfigError::Rules)?;
@@ -204,7 +204,7 @@ fn one(
 fn on_device(
     config: DeviceConfig,
     args: &ConfigureArgs,
-    caps: &Capabilities,
+    caps: &DeviceCapabilities,
 ) -> Result<DeviceConfig, ConfigError> {
     if args.file.is_some() {
         return Ok(config);

@@ -21,8 +21,8 @@ const WINDOW: usize = 64;
 struct Looped {
     guests: Guests,
     memory: Arc<GuestMemory>,
-    rx: device::Queue,
-    tx: device::Queue,
+    rx: device::RingDevice,
+    tx: device::RingDevice,
 }
 
 impl Looped {
@@ -36,7 +36,8 @@ impl Looped {
             Layout::in_memory(&memory, areas, RING.into(), false).unwrap()
         };
         let guests = Guests::new(&Arc::new(Mutex::new(traffic)), ring(0), ring(1), 0);
-        let [rx, tx] = [ring(0), ring(1)].map(|layout| device::Queue::new(layout, 0, false, false).unwrap());
+        let [rx, tx] =
+            [ring(0), ring(1)].map(|layout| device::RingDevice::new(layout, 0, false, false).unwrap());
         Self { guests, memory, rx, tx }
     }
 

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 
 use anyhow::{Context, Result, anyhow, bail};
 use offcore_dma::core::{CoreDevice, Stepper};
-use offcore_dma::{Binding, Device, Mode, Mover};
+use offcore_dma::{Binding, CopyDevice, Mode, Mover};
 use offcore_flow::Forward;
 use offcore_flow::forward::Addresses;
 use offcore_flow::forwarding::{Forwarding, Rules};

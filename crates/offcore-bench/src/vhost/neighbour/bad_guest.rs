@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping};
 use offcore_ring::device::Direction;
-use offcore_ring::driver::Queue;
+use offcore_ring::driver::RingDriver;
 use offcore_stats::named;
 use offcore_vhost::features::{
     NET_HEADER, VIRTIO_NET_F_CSUM, VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_MRG_RXBUF,
@@ -77,8 +77,8 @@ impl Attack {
 pub(super) struct BadGuest {
     attack: Attack,
     memory: Arc<GuestMemory>,
-    rx: Queue<u32>,
-    tx: Queue<u32>,
+    rx: RingDriver<u32>,
+    tx: RingDriver<u32>,
     /// Length of each sent packet in bytes, including the virtio-net header.
     len: u32,
     /// Number of packets that came back.
@@ -103,9 +103,9 @@ impl BadGuest {
         let config = FrontEndConfig { queue_size: RING, features, ..FrontEndConfig::new(socket) };
         let shared = MemoryFd::new(memory.regions()[0].mapping(), fd.as_fd());
         let mut front_end = FrontEnd::connect(&config, &[shared]).context("connecting the bad guest")?;
-        let queue = |index: usize| -> Result<Queue<u32>> {
+        let queue = |index: usize| -> Result<RingDriver<u32>> {
             let queue = front_end.queues().get(index).context("expected two virtqueues")?;
-            let mut queue = Queue::new(queue.layout(), false);
+            let mut queue = RingDriver::new(queue.layout(), false);
             queue.set_notification(false);
             Ok(queue)
         };

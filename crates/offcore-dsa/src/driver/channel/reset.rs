@@ -16,7 +16,7 @@ use super::ring::address;
 use crate::completion::{CompletionRecord, Status};
 use crate::descriptor::{Descriptor, Flags, Opcode};
 use crate::driver::way::Way;
-use crate::portal::{Portal, Submitted};
+use crate::portal::{Portal, SubmitResult};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -82,7 +82,7 @@ impl Drain {
             let drain = Descriptor { completion, ..Descriptor::new(Opcode::Drain, Flags::CRAV | Flags::RCR) };
             portal.fence();
             // SAFETY: a drain only writes its record, which lives as long as the channel.
-            unsafe { portal.submit(&drain) == Submitted::Accepted }
+            unsafe { portal.submit(&drain) == SubmitResult::Accepted }
         };
         self.state = State::Draining { since, submitted };
         match self.record.read() {

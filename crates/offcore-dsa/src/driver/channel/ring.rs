@@ -16,7 +16,7 @@ use offcore_dma::channel::{Completions, CopyOp, Token};
 
 use crate::completion::CompletionRecord;
 use crate::descriptor::{Descriptor, Flags, Opcode};
-use crate::portal::{Portal, Submitted};
+use crate::portal::{Portal, SubmitResult};
 
 /// Maximum number of units of a ring with batches; no work queue holds more.
 const UNITS: usize = 512;
@@ -376,7 +376,7 @@ impl Units {
         };
         // SAFETY: the caller keeps the buffers of the descriptors valid until the copies are completed. The batch list
         // is in the ring, and its descriptors stay there until the batch is completed.
-        if unsafe { portal.submit(&descriptor) } == Submitted::Retry {
+        if unsafe { portal.submit(&descriptor) } == SubmitResult::Retry {
             return false;
         }
         self.table[index] = Unit { first, count, batch };

@@ -8,7 +8,7 @@ use super::entries::Entries;
 use super::outcome::{Outcome, outcome};
 use super::ring::Format;
 use crate::completion::CompletionRecord;
-use crate::portal::{Portal, Submitted};
+use crate::portal::{Portal, SubmitResult};
 
 /// Maximum number of descriptors outside the ring.
 const PIECES: usize = 32;
@@ -130,7 +130,7 @@ impl Side {
         for piece in self.pieces.iter_mut().filter(|piece| !piece.in_flight) {
             let descriptor = format.describe(&piece.rest, &self.records[piece.record]);
             // SAFETY: a piece is a part of a copy, whose buffers the caller keeps valid until it is completed.
-            if entries.is_full() || unsafe { portal.submit(&descriptor) } == Submitted::Retry {
+            if entries.is_full() || unsafe { portal.submit(&descriptor) } == SubmitResult::Retry {
                 break;
             }
             piece.in_flight = true;

@@ -8,7 +8,7 @@ use crate::descriptor::{Descriptor, Opcode};
 use crate::driver::fixture::{DeviceEnd, Tree, complete, copy, members, record};
 use crate::driver::{DsaDevice, Options};
 use crate::sim::{Faults, SimDevice, SimOptions};
-use offcore_dma::channel::{Device, Failure};
+use offcore_dma::channel::{CopyDevice, Failure};
 
 const LEN: usize = 64;
 

@@ -7,8 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use offcore_session::message::{
-    Answer, Call, INFO, MOST_DESCRIPTORS, NONE, ONLY_V6, Question, SHARE_ADDRESS, SHARE_PORT,
-    Session as Named,
+    Answer, Call, INFO, MOST_DESCRIPTORS, NONE, ONLY_V6, Question, SHARE_ADDRESS, SHARE_PORT, SessionId,
 };
 use offcore_session::slot::{OPTIONS, state};
 use offcore_stats::tsc;
@@ -18,7 +17,7 @@ use rustix::net::sockopt::socket_cookie;
 
 use super::key::Key;
 use super::listening::{KERNEL_ACCEPT_WARNING, MAX_UNACCEPTED_SESSIONS};
-use super::pending_work::Queue;
+use super::pending_work::PendingQueue;
 use super::processes::ReceivedRequest;
 use super::session::{
     DATAGRAM, Listener, STREAM, Session, SessionKind, number as error_number, write_addresses,
@@ -43,7 +42,7 @@ pub(super) struct Reply {
 }
 
 impl Reply {
-    pub(super) fn of(named: Named, end: Option<OwnedFd>) -> Self {
+    pub(super) fn of(named: SessionId, end: Option<OwnedFd>) -> Self {
         let descriptors = end.is_some().into();
         Self { answer: Answer { session: named, descriptors, ..Answer::of(0) }, end }
     }
@@ -68,7 +67,7 @@ impl Serve {
                 None if lost => {}
                 None => return self.close_channel(key, true, calls),
             }
-            return self.queue_request(key, Queue::push);
+            return self.queue_request(key, PendingQueue::push);
         }
         // Only for a new request: a session that is only shut down would be queried repeatedly.
         if since == calls.now {
@@ -81,7 +80,7 @@ impl Serve {
                 process.postponed = Some(Box::new(ReceivedRequest { question, descriptor, lost, since }));
             }
             self.polling.look = true;
-            return self.queue_request(key, Queue::push_waiting);
+            return self.queue_request(key, PendingQueue::push_waiting);
         }
         let begins = matches!(question.call, Call::Bind | Call::Connect | Call::Listen);
         let reply = match lost {
@@ -94,7 +93,7 @@ impl Serve {
         if !done {
             return self.close_channel(key, false, calls);
         }
-        self.queue_request(key, Queue::push);
+        self.queue_request(key, PendingQueue::push);
     }
 
     /// Returns the next request of a process: a postponed one, or a new message.
@@ -104,7 +103,7 @@ impl Serve {
         let process = application.process(key.number, key.generation)?;
         process.is_queued = false;
         if self.helpers.errands.are_full(user) {
-            self.queue_request(key, Queue::push_waiting);
+            self.queue_request(key, PendingQueue::push_waiting);
             return None;
         }
         let process = self.app(key.app.into())?.process(key.number, key.generation)?;
@@ -135,7 +134,7 @@ impl Serve {
     }
 
     /// Queues a process that has sent a message or may have more. Its request is handled in its application's turn.
-    pub(super) fn queue_request(&mut self, key: Key, push: impl FnOnce(&mut Queue<Key>, Key)) {
+    pub(super) fn queue_request(&mut self, key: Key, push: impl FnOnce(&mut PendingQueue<Key>, Key)) {
         self.wake_application(key.app.into());
         let Some(application) = self.app(key.app.into()) else { return };
         let Some(process) = application.process(key.number, key.generation) else { return };
@@ -218,7 +217,7 @@ impl Serve {
             return Err(Errno::NONET);
         }
         match question.call {
-            Call::Segments | Call::Fork => Ok(Reply::of(Named::default(), None)),
+            Call::Segments | Call::Fork => Ok(Reply::of(SessionId::default(), None)),
             Call::Bind => self.bind(app, question, calls),
             Call::Connect => self.connect(app, question, calls),
             Call::Listen => self.listen(app, question, descriptor, calls),

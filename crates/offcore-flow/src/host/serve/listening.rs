@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
-use offcore_session::message::{Accepted, Session as Named};
+use offcore_session::message::{Accepted, SessionId};
 use offcore_session::slot::{number as option, state};
 use offcore_stats::tsc;
 use offcore_tcp::proto::ConnId;
@@ -128,7 +128,7 @@ impl Serve {
                     if !self.pass(
                         app,
                         number,
-                        Passed { accepted: Accepted { session: Named::default() }, end: fd },
+                        Passed { accepted: Accepted { session: SessionId::default() }, end: fd },
                     ) {
                         return false;
                     }

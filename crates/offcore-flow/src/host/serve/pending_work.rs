@@ -33,11 +33,11 @@ pub(super) struct PendingWork {
     marks: Marks,
     scan: FullScan,
     /// Processes that may have sent messages.
-    questions: Queue<Key>,
+    questions: PendingQueue<Key>,
     /// Sessions, by number and generation, whose pairs may contain data.
-    pairs: Queue<(u32, u32)>,
+    pairs: PendingQueue<(u32, u32)>,
     /// Listeners, by number and generation, that may have connections to pass on.
-    listeners: Queue<(u32, u32)>,
+    listeners: PendingQueue<(u32, u32)>,
     /// All sessions are being closed, and the application ends after the last one.
     ends: bool,
     /// The application is queued for a slice.
@@ -54,7 +54,7 @@ impl PendingWork {
     }
 
     /// The queue of processes that may have sent messages.
-    pub(super) fn message_senders(&mut self) -> &mut Queue<Key> {
+    pub(super) fn message_senders(&mut self) -> &mut PendingQueue<Key> {
         &mut self.questions
     }
 
@@ -64,12 +64,12 @@ impl PendingWork {
     }
 
     /// The queue of sessions whose pairs may contain data.
-    pub(super) fn pairs(&mut self) -> &mut Queue<(u32, u32)> {
+    pub(super) fn pairs(&mut self) -> &mut PendingQueue<(u32, u32)> {
         &mut self.pairs
     }
 
     /// The queue of listeners that may have connections to pass on.
-    pub(super) fn listeners(&mut self) -> &mut Queue<(u32, u32)> {
+    pub(super) fn listeners(&mut self) -> &mut PendingQueue<(u32, u32)> {
         &mut self.listeners
     }
 
@@ -193,19 +193,19 @@ impl FullScan {
 
 /// A queue in two parts: the front part is due now, and the rest waits for a later round.
 #[derive(Debug)]
-pub(super) struct Queue<T> {
+pub(super) struct PendingQueue<T> {
     all: VecDeque<T>,
     /// Number of items that are due.
     due: usize,
 }
 
-impl<T> Default for Queue<T> {
+impl<T> Default for PendingQueue<T> {
     fn default() -> Self {
         Self { all: VecDeque::new(), due: 0 }
     }
 }
 
-impl<T> Queue<T> {
+impl<T> PendingQueue<T> {
     /// Adds an item that is due now.
     pub(super) fn push(&mut self, item: T) {
         self.all.insert(self.due, item);

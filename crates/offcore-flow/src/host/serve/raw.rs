@@ -28,7 +28,7 @@ use offcore_tcp::proto::ConnId;
 use rustix::io::{Errno, ioctl_fionread};
 use rustix::net::{RecvFlags, recv};
 
-use super::pending_work::Queue;
+use super::pending_work::PendingQueue;
 use super::session::{Session, SessionKind};
 use super::{Serve, pair};
 use crate::host::Calls;
@@ -167,7 +167,7 @@ fn consume(ours: BorrowedFd<'_>, mut len: usize) {
 impl Serve {
     /// Queues a session whose pair may contain data. The pair is read in the application's turn.
     pub(super) fn queue_pair_read(&mut self, app: usize, number: u32) {
-        self.queue_raw(app, number, None, Queue::push);
+        self.queue_raw(app, number, None, PendingQueue::push);
     }
 
     /// Prepares to close a session. Returns `false` if data in its pair must be sent first; the session then ends
@@ -180,7 +180,7 @@ impl Serve {
         let few = session.ours().is_none_or(|ours| ioctl_fionread(ours).is_ok_and(|there| there <= FEW));
         let done = few && self.relay(app, number, calls) == Relayed::All;
         if !done {
-            self.queue_raw(app, number, Some(calls.now + LAST), Queue::push);
+            self.queue_raw(app, number, Some(calls.now + LAST), PendingQueue::push);
         }
         done
     }
@@ -191,7 +191,7 @@ impl Serve {
         app: usize,
         number: u32,
         ends: Option<u64>,
-        push: impl FnOnce(&mut Queue<(u32, u32)>, (u32, u32)),
+        push: impl FnOnce(&mut PendingQueue<(u32, u32)>, (u32, u32)),
     ) {
         self.wake_application(app);
         let Some(application) = self.app(app) else { return };
@@ -218,8 +218,8 @@ impl Serve {
                 self.end_when_over(app, calls);
             }
             (Relayed::All, _) => {}
-            (Relayed::Some, _) => self.queue_raw(app, number, ends, Queue::push),
-            (Relayed::Waits, _) => self.queue_raw(app, number, ends, Queue::push_waiting),
+            (Relayed::Some, _) => self.queue_raw(app, number, ends, PendingQueue::push),
+            (Relayed::Waits, _) => self.queue_raw(app, number, ends, PendingQueue::push_waiting),
         }
     }
 

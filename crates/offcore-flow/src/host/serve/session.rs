@@ -6,7 +6,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
 use offcore_session::Place;
-use offcore_session::message::{Accepted, Session as Named};
+use offcore_session::message::{Accepted, SessionId};
 use offcore_session::slot::{Slot, flags, number as option, state, wish};
 use offcore_tcp::proto::{CallError, Cause, ConnId, ConnOptions, Room};
 use rustix::io::Errno;
@@ -74,7 +74,7 @@ pub(super) struct Passed {
 impl Passed {
     /// Returns whether the connection belongs to the kernel, not to a session.
     pub(super) fn is_of_kernel(&self) -> bool {
-        self.accepted.session == Named::default()
+        self.accepted.session == SessionId::default()
     }
 }
 
@@ -204,8 +204,8 @@ impl Session {
     }
 
     /// The place and generation that identify the session in messages.
-    pub(super) fn named(&self) -> Named {
-        Named { place: self.place.number(), generation: self.generation }
+    pub(super) fn named(&self) -> SessionId {
+        SessionId { place: self.place.number(), generation: self.generation }
     }
 
     /// The connection or datagram socket.

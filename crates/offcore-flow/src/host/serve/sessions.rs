@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
 use offcore_session::Place;
-use offcore_session::message::Session as Named;
+use offcore_session::message::SessionId;
 use offcore_session::slot::state;
 use offcore_stats::tsc;
 use offcore_tcp::proto::{Cause, ConnId};
@@ -38,7 +38,7 @@ pub(super) struct InitialState {
 /// A created session and the application's end.
 pub(super) struct Made {
     pub(super) number: u32,
-    pub(super) named: Named,
+    pub(super) named: SessionId,
     pub(super) end: OwnedFd,
 }
 
@@ -93,7 +93,7 @@ impl Serve {
         let session = Session::new(place, generation, cookie, what, port, end);
         let application = self.app(app).ok_or(Errno::BADF)?;
         application.sessions_mut().add(Box::new(session));
-        Ok(Made { number, named: Named { place: place.number(), generation }, end: pair.app })
+        Ok(Made { number, named: SessionId { place: place.number(), generation }, end: pair.app })
     }
 
     /// Handles a session that the application has marked.

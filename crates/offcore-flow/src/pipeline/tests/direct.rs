@@ -1,6 +1,6 @@
 //! Packets in device memory. Their data is not in the pool.
 
-use offcore_gpu::device::Device;
+use offcore_gpu::device::GpuDevice;
 use offcore_gpu::host::Fault;
 
 use super::*;
@@ -13,8 +13,13 @@ fn device(pool: &Pool) -> Option<HostDevice> {
 }
 
 fn work_queues_of(pool: &'static Pool, stats: &StatsPage, device: &mut HostDevice) -> (WorkTx, WorkRx) {
-    let worker =
-        Worker::Device { device, launch: Launch::Kernel, blocks: 1, threads: 32, memory: Memory::Direct };
+    let worker = PipelineWorker::Device {
+        device,
+        launch: Launch::Kernel,
+        blocks: 1,
+        threads: 32,
+        memory: Memory::Direct,
+    };
     let work = Work { kind: Kind::Crc32c, swap: true, ..Work::default() };
     let mut setup = setup(pool, worker, 8, work);
     setup.timeout = Duration::from_millis(300);

@@ -418,7 +418,7 @@ fn packets_between_guests_wait_for_their_turn() {
             false => Box::new(Forwarding::new(rx, tx, rules)),
         };
         let _receiver = Receiver::new(&guest, 2048);
-        let mut driver = driver::Queue::new(guest.tx_layout.clone(), false);
+        let mut driver = driver::RingDriver::new(guest.tx_layout.clone(), false);
         for _ in 0..5 {
             driver.add(guest.buffer(100, 2048), 100, Direction::Readable, ()).unwrap();
         }

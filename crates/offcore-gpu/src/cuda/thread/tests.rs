@@ -2,8 +2,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use super::*;
 
-fn submitted(bursts: &[(u64, usize)]) -> Vec<Submitted> {
-    bursts.iter().map(|&(turn, packets)| Submitted { turn, packets }).collect()
+fn submitted(bursts: &[(u64, usize)]) -> Vec<SubmittedBurst> {
+    bursts.iter().map(|&(turn, packets)| SubmittedBurst { turn, packets }).collect()
 }
 
 #[test]

@@ -31,14 +31,14 @@ fn to_be_sent(memory: &DeviceMemory, pool: &Pool, packet: &Packet) -> Vec<u8> {
 }
 
 fn setup<'a, 'd>(
-    device: &'d mut dyn Device,
+    device: &'d mut dyn GpuDevice,
     launch: Launch,
     pool: &'static Pool,
     kind: Kind,
     patterns: &'a Patterns,
     burst: usize,
 ) -> Setup<'a, 'd> {
-    let worker = Worker::Device { device, launch, blocks: 2, threads: 64, memory: Memory::Direct };
+    let worker = PipelineWorker::Device { device, launch, blocks: 2, threads: 64, memory: Memory::Direct };
     super::setup(worker, work(kind, Some(patterns)), burst, 4, pool)
 }
 

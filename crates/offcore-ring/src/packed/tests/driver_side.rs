@@ -2,8 +2,8 @@
 
 use super::*;
 
-fn queue(guest: &Guest) -> driver::Queue<char> {
-    driver::Queue::new(guest.layout.clone(), false)
+fn queue(guest: &Guest) -> driver::RingDriver<char> {
+    driver::RingDriver::new(guest.layout.clone(), false)
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn a_hostile_device_is_reported() {
     assert_eq!(queue.used(), Err(RingError::NotInFlight(1)));
     // If nothing is in flight, the content of the ring does not matter.
     let guest = super::guest(4);
-    let mut queue = driver::Queue::<()>::new(guest.layout.clone(), false);
+    let mut queue = driver::RingDriver::<()>::new(guest.layout.clone(), false);
     (0..4).for_each(|index| guest.put(index, desc(0, 0, 0, used(true))));
     assert_eq!(queue.used(), Ok(0));
 }

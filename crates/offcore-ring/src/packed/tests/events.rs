@@ -143,7 +143,7 @@ fn device_requests_kick_for_next_chain() {
 
 #[test]
 fn device_event_flags_control_kicks() {
-    let add = |queue: &mut driver::Queue<u16>, n| {
+    let add = |queue: &mut driver::RingDriver<u16>, n| {
         for i in 0..n {
             queue.add(0x8000, 64, Direction::Readable, i).unwrap();
         }
@@ -151,7 +151,7 @@ fn device_event_flags_control_kicks() {
     };
     for event_idx in [false, true] {
         let guest = guest(16);
-        let mut queue = driver::Queue::new(guest.layout.clone(), event_idx);
+        let mut queue = driver::RingDriver::new(guest.layout.clone(), event_idx);
         assert!(!queue.needs_kick(), "nothing was added");
         add(&mut queue, 1);
         assert!(queue.needs_kick(), "the structure is zero: enabled");
@@ -178,7 +178,7 @@ fn driver_requests_interrupt_for_next_used() {
         (event as u16, (event >> 16) as u16)
     };
     let guest = guest(3);
-    let mut queue = driver::Queue::new(guest.layout.clone(), true);
+    let mut queue = driver::RingDriver::new(guest.layout.clone(), true);
     queue.set_notification(true);
     assert_eq!(event(&guest), (WRAP, RING_EVENT_FLAGS_DESC));
     queue.add_chain(&[(0x8000, 1), (0x8000, 2)], Direction::Readable, ()).unwrap();
@@ -189,7 +189,7 @@ fn driver_requests_interrupt_for_next_used() {
     assert_eq!(event(&guest), (2 | WRAP, RING_EVENT_FLAGS_DESC), "the chain had two descriptors");
     queue.set_notification(false);
     assert_eq!(event(&guest).1, RING_EVENT_FLAGS_DISABLE);
-    let mut plain = driver::Queue::<()>::new(guest.layout.clone(), false);
+    let mut plain = driver::RingDriver::<()>::new(guest.layout.clone(), false);
     plain.set_notification(true);
     assert_eq!(event(&guest).1, RING_EVENT_FLAGS_ENABLE);
 }
