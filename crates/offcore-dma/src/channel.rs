@@ -105,11 +105,14 @@ pub struct ChannelInfo {
 counters! {
     /// A channel's counters. `submitted = completed + failed + in flight`.
     pub struct ChannelStats {
-        submitted,
-        completed,
+        /// Operations given to the channel.
+        submitted: Copies,
+        /// Operations that the channel has completed.
+        completed: Copies,
         /// Operations that failed, were aborted or were given up.
-        failed,
-        bytes,
+        failed: Copies,
+        /// Bytes of completed operations.
+        bytes: Bytes,
     }
 }
 

@@ -25,7 +25,7 @@ use offcore_port::duplicate::Duplicator;
 use offcore_port::offload_fallback::fall_back;
 use offcore_port::{Context, DropReason, RxQueue, TxQueue};
 use offcore_stats::page::Block;
-use offcore_stats::{Stage, named, tsc};
+use offcore_stats::{Family, Stage, counters, tsc};
 use offcore_wire::MacAddr;
 
 use crate::worker::task::{Task, WakeSource, work};
@@ -71,25 +71,55 @@ impl Default for BridgeConfig {
     }
 }
 
-named! {
+counters! {
     /// Counters of one worker for the packets received on one port.
-    pub enum Count {
+    pub struct PortCounts, enum Count {
         /// Stations learned.
-        Learned = "learned",
+        Learned = learned: Events,
         /// Stations moved to the port.
-        Moved = "moved",
-        /// Stations not learned because the database had no room.
-        NotLearned = "not_learned",
-        Flooded = "flooded",
+        Moved = moved: Events,
+        /// Packets whose source was not learned because the database had no room.
+        NotLearned = not_learned: Packets,
+        /// Packets sent to all other ports.
+        Flooded = flooded: Packets,
         /// Packets not flooded because of the limit.
-        FloodLimited = "flood_limited",
+        FloodLimited = flood_limited: Packets,
         /// Packets without another port to go to: their station is behind the port itself, their VLAN has no other
         /// port, the port does not accept their tag, or their destination is an address reserved for bridges.
-        Filtered = "filtered",
+        Filtered = filtered: Packets,
         /// Packets whose source address belongs to another port, or is missing on a locked port.
-        Refused = "refused",
+        Refused = refused: Packets,
     }
 }
+
+counters! {
+    /// Counters of the database of addresses.
+    pub(crate) struct DatabaseCounts {
+        /// Addresses in the database.
+        addresses: Events gauge,
+    }
+}
+
+counters! {
+    /// Counters of the database for one port.
+    pub(crate) struct AgedCounts {
+        /// Stations behind the port that were forgotten.
+        aged: Events,
+    }
+}
+
+/// The counters of one worker for one port.
+pub static BRIDGE_PORT: Family = Family::new(
+    "bridge_port",
+    "Packets that a worker of the learning switch received from a port.",
+    &[&PortCounts::COUNTERS],
+);
+/// The counters of the database of addresses.
+pub(crate) static BRIDGE: Family =
+    Family::new("bridge", "The database of the learning switch.", &[&DatabaseCounts::COUNTERS]);
+/// The counters of the database for one port.
+pub(crate) static BRIDGE_AGED: Family =
+    Family::new("bridge_aged", "Stations behind a port of the learning switch.", &[&AgedCounts::COUNTERS]);
 
 /// State that the bridges of all workers share.
 #[derive(Debug)]
@@ -139,7 +169,7 @@ pub struct Bridge {
     inputs: Vec<Input>,
     /// Each port's TX queues.
     outputs: Vec<Vec<Output>>,
-    /// Each port's counters, with the names [`Count::NAMES`].
+    /// Each port's counters, of the family [`BRIDGE_PORT`].
     counters: Vec<Block>,
     duplicator: Duplicator,
     /// Application work per packet, in TSC ticks.

@@ -3,4 +3,4 @@
 //!
 //! The stage is an RX queue that wraps another one. It is implemented with the queues: [`offcore_port::copy`].
 
-pub use offcore_port::copy::{CopyCount, CopyRx, CopySetup};
+pub use offcore_port::copy::{COPY, CopyCounts, CopyRx, CopySetup};

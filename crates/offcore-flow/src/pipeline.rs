@@ -26,31 +26,35 @@ use offcore_port::{
 };
 use offcore_ring::prefetch;
 use offcore_stats::page::{Block, StatsPage};
-use offcore_stats::{Stage, named, tsc};
+use offcore_stats::{Family, Label, Stage, counters, tsc};
 use offcore_wire::dscp;
 
 use crate::mirror::Stamping;
 use crate::ring::bytes;
 
-named! {
-    /// Counters of the work in the statistics page, in block `NAME/workN`.
-    pub enum WorkCount {
+counters! {
+    /// Counters of the work.
+    pub struct WorkCounts, enum WorkCount {
         /// Bursts returned.
-        Bursts = "bursts",
+        Bursts = bursts: Bursts,
         /// Packets with a non-zero result.
-        Hits = "hits",
+        Hits = hits: Packets,
         /// Packets dropped by their result.
-        Dropped = "dropped",
+        Dropped = dropped: Packets,
         /// Packets marked by their result (IP only).
-        Marked = "marked",
+        Marked = marked: Packets,
         /// Packets steered by their result.
-        Steered = "steered",
+        Steered = steered: Packets,
         /// Whether the device has failed (1): the CPU takes over if it can.
-        Failed = "failed",
+        Failed = failed: State gauge,
         /// Packets held back because of the failure.
-        Quarantined = "quarantined",
+        Quarantined = quarantined: Packets gauge,
     }
 }
+
+/// The counters of the work.
+pub(crate) static WORK: Family =
+    Family::new("work", "Work of a pipeline on the packets of a queue.", &[&WorkCounts::COUNTERS]);
 
 /// Treatment of packets by their result. With patterns, a packet with a match has a result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -115,7 +119,7 @@ pub fn work_queues(pipeline: Setup<'_, '_>, queues: QueuesSetup<'_>) -> Result<(
         direct,
         split,
         counters: RxCounters::new(stats, name, index)?,
-        work: stats.block(&format!("{name}/work{index}"), &WorkCount::NAMES)?,
+        work: stats.block(&WORK, &[(Label::Port, &name), (Label::Queue, &index)])?,
     };
     Ok((tx, rx))
 }

@@ -37,7 +37,7 @@ use offcore_dma::{Binding, Mover};
 use offcore_mem::Pool;
 use offcore_port::{Port, QueueSetup, RxCounters, TxCounters};
 use offcore_stats::page::{Block, StatsPage};
-use offcore_stats::{StageClock, tsc};
+use offcore_stats::{Label, StageClock, tsc};
 use offcore_wire::ethernet::FCS_LEN;
 use offcore_wire::stamp::STAMP_LEN;
 use offcore_wire::traffic::HeaderTemplate;
@@ -45,9 +45,9 @@ use offcore_wire::traffic::HeaderTemplate;
 use crate::error::{Field, SwitchError, check_lcores, too_long};
 use crate::worker::threads::Threads;
 use control::{Control, Handover};
-use receiver::{Expected, Received, Receiver};
+use receiver::{Expected, RECEIVER, Receiver};
 use replay::{Capture, Replay};
-use sender::{Packets, Sender, Sent};
+use sender::{Packets, SENDER, Sender, Sent};
 use source::Source;
 use worker::Worker;
 
@@ -221,8 +221,8 @@ pub fn start(
             Payload::Made(_) => Expected::Stream(stream.wrapping_add(from as u16)),
             Payload::Captured { .. } => Expected::Anything,
         };
-        let sent_block = page.block(&format!("{name}/sender"), &Sent::NAMES)?;
-        let received = page.block(&format!("{name}/receiver"), &Received::NAMES)?;
+        let sent_block = page.block(&SENDER, &[(Label::Port, &name)])?;
+        let received = page.block(&RECEIVER, &[(Label::Port, &name)])?;
         let handover = Arc::new(Handover::new());
         let sender = Sender::new(tx, packets, Arc::clone(&control), sent_block.clone());
         let receiver = Receiver::new(rx, expected, config.verify, Arc::clone(&handover), received.clone());

@@ -1,20 +1,18 @@
 //! Reports of a running switch, read from the statistics page like any other process would read it.
 
+mod decode;
 mod interfaces;
+mod reporter;
+#[cfg(test)]
+mod tests;
 
 use std::net::SocketAddr;
-use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
 
-use offcore_dma::mover::{Reason, Way};
-use offcore_stats::page::{PageError, Reader, Snapshot};
-use offcore_stats::stage::Group;
-use offcore_stats::{Stage, tsc};
 use offcore_tcp::proto::Info;
 use serde::{Serialize, Serializer};
 
-use crate::host::watched::{HostState, MOST};
 pub use interfaces::{AddressReport, IfaceReport};
+pub use reporter::Reporter;
 
 /// Counters of one queue half.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -175,7 +173,7 @@ pub struct DecisionReport {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TcpReport {
     pub lcore: u32,
-    /// See [`HOST_COUNTERS`](crate::host::watched::HOST_COUNTERS).
+    /// The counters of the family [`TCP`](crate::host::watched::TCP).
     #[serde(flatten, serialize_with = "as_map")]
     pub counts: Vec<(String, u64)>,
     /// Packets dropped since the start, by reason. Reasons without drops are omitted.
@@ -293,284 +291,4 @@ pub struct Report {
     /// The first 1000 connections of a host, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connections: Option<Vec<ConnectionReport>>,
-}
-
-/// Creates reports from a statistics page.
-#[derive(Debug)]
-pub struct Reporter {
-    reader: Reader,
-    started: Instant,
-    /// Last check before any packet was counted.
-    quiet: Instant,
-    /// Number of packets, and the time of the check that saw it change.
-    moved: (u64, Instant),
-    last: Option<(Instant, Vec<Snapshot>)>,
-    host: Arc<HostState>,
-}
-
-impl Reporter {
-    /// Creates a reporter for `reader`'s page and a host's state.
-    pub fn new(reader: Reader, host: Arc<HostState>) -> Self {
-        let started = Instant::now();
-        Self { reader, started, quiet: started, moved: (0, started), last: None, host }
-    }
-
-    /// Checks whether packets arrive or leave. Call it regularly: the rates of a first report cover the time in which
-    /// they do.
-    ///
-    /// # Errors
-    /// If the page is damaged.
-    pub fn look(&mut self) -> Result<(), PageError> {
-        let now = Instant::now();
-        let snapshot = self.reader.read()?;
-        let queues = snapshot.iter().filter(|block| block.name.starts_with("port"));
-        match queues.map(|block| value(block, "packets")).sum::<u64>() {
-            0 => self.quiet = now,
-            packets if packets != self.moved.0 => self.moved = (packets, now),
-            _ => {}
-        }
-        Ok(())
-    }
-
-    /// Returns the current counters. Rates cover the time since the last report. In the first report, they cover the
-    /// time in which [packets moved](Self::look), or the whole time if none did.
-    ///
-    /// # Errors
-    /// If the page is damaged.
-    pub fn report(&mut self, kind: &'static str) -> Result<Report, PageError> {
-        let now = Instant::now();
-        let snapshot = self.reader.read()?;
-        let elapsed = match &self.last {
-            Some((at, _)) => now - *at,
-            None if self.moved.0 > 0 => self.moved.1.saturating_duration_since(self.quiet),
-            None => now - self.quiet,
-        };
-        let before = self.last.as_ref().map_or(&[][..], |(_, blocks)| blocks);
-        let mut report = Report {
-            report: kind,
-            seconds: (now - self.started).as_secs_f64(),
-            over_seconds: elapsed.as_secs_f64(),
-            tsc_hz: tsc::hz(),
-            ..Report::default()
-        };
-        for block in &snapshot {
-            let previous = before.iter().find(|b| b.name == block.name);
-            add(&mut report, block, previous, elapsed);
-        }
-        let interfaces = self.host.interfaces.lock().unwrap_or_else(PoisonError::into_inner);
-        let interfaces = interfaces.iter().enumerate();
-        report.interfaces = interfaces.map(|(number, info)| IfaceReport::new(number, info)).collect();
-        report.connections = self.host.connections.as_ref().map(|workers| {
-            let mut all = Vec::new();
-            for connections in workers {
-                let connections = connections.lock().unwrap_or_else(PoisonError::into_inner);
-                all.extend(connections.iter().map(ConnectionReport::from));
-            }
-            all.truncate(MOST);
-            all
-        });
-        self.last = Some((now, snapshot));
-        Ok(report)
-    }
-}
-
-fn decisions(lcore: u32, block: &Snapshot) -> impl Iterator<Item = DecisionReport> {
-    let names = block.counters.iter().map(|(name, _)| name);
-    let classes = names.filter_map(|name| name.strip_prefix("auto_")?.strip_suffix("_way"));
-    classes.filter_map(move |class| {
-        let get = |what: &str| value(block, &format!("auto_{class}_{what}"));
-        let way = match get("way") {
-            1 => Way::Core,
-            2 => Way::Engine,
-            _ => return None,
-        };
-        let reason = usize::try_from(get("reason")).ok().and_then(|number| Reason::ALL.get(number));
-        Some(DecisionReport {
-            lcore,
-            up_to: class.into(),
-            way: way.name(),
-            reason: reason.map_or("unknown", |reason| reason.name()),
-            core_ticks: get("core_ticks"),
-            engine_ticks: get("engine_ticks"),
-            by_core: get("by_core"),
-            by_engine: get("by_engine"),
-            held_by_order: get("held"),
-            changes: get("changes"),
-        })
-    })
-}
-
-fn value(block: &Snapshot, name: &str) -> u64 {
-    block.counters.iter().find(|(n, _)| n == name).map_or(0, |(_, v)| *v)
-}
-
-/// Sets the report's fields (`=`), or adds to them (`+=`), from the block's counters with the same names.
-macro_rules! read {
-    ($block:ident, $report:ident $sets:tt $($counter:ident)+) => {
-        $($report.$counter $sets value($block, stringify!($counter));)+
-    };
-}
-
-fn bridge_port<'a>(report: &'a mut BridgeReport, name: &str) -> &'a mut BridgePortReport {
-    let known = report.ports.iter().position(|port| port.port == name);
-    let index = known.unwrap_or(report.ports.len());
-    if known.is_none() {
-        report.ports.push(BridgePortReport { port: name.into(), ..Default::default() });
-    }
-    &mut report.ports[index]
-}
-
-/// Adds a block of the learning switch: `aged`, or the block of a port from one worker.
-fn bridge(report: &mut BridgeReport, what: &str, block: &Snapshot) {
-    if let Some((name, _)) = what.split_once('/') {
-        let port = bridge_port(report, name);
-        read!(block, port += learned moved not_learned flooded flood_limited filtered refused);
-        return;
-    }
-    for (name, value) in block.counters.iter().filter(|(name, _)| name != "addresses") {
-        bridge_port(report, name).aged = *value;
-    }
-    report.addresses = value(block, "addresses");
-}
-
-/// Adds a block. Blocks are named `portN/rxQ`, `portN/rxQ/copy`, `pipelineN/workQ`, `lcoreN/channel/NAME/SHARING`,
-/// `lcoreN/stages`, `lcoreN/mover`, `lcoreN/idle`, `lcoreN/turns`, `lcoreN/tcp`, `lcoreN/tcp_drops` and
-/// `lcoreN/tcp_serve`. Blocks of the learning switch are named `bridge/aged` and `bridge/portN/lcoreN`.
-fn add(report: &mut Report, block: &Snapshot, previous: Option<&Snapshot>, elapsed: Duration) {
-    let Some((owner, what)) = block.name.split_once('/') else { return };
-    if owner == "bridge" {
-        return bridge(report.bridge.get_or_insert_default(), what, block);
-    }
-    let Some(lcore) = owner.strip_prefix("lcore").and_then(|n| n.parse().ok()) else {
-        return port(report, owner, what, block, previous, elapsed);
-    };
-    if let Some(name) = what.strip_prefix("channel/") {
-        return report.channels.push(channel(lcore, name, block));
-    }
-    if let Some(what) = what.strip_prefix("tcp") {
-        return tcp(report, lcore, what, block);
-    }
-    let known = report.workers.iter().position(|w| w.lcore == lcore);
-    let index = known.unwrap_or_else(|| {
-        report.workers.push(WorkerReport { lcore, ..WorkerReport::default() });
-        report.workers.len() - 1
-    });
-    let worker = &mut report.workers[index];
-    match what {
-        "idle" => {
-            let slept = value(block, "slept_ticks") as f64 / report.tsc_hz as f64;
-            worker.asleep = (100.0 * slept / report.seconds.max(1e-9)).min(100.0);
-            read!(block, worker = sleeps woken);
-        }
-        "turns" => {
-            let seconds = |counter| value(block, counter) as f64 / report.tsc_hz as f64;
-            (worker.longest_us, worker.stalled) = (seconds("longest_ticks") * 1e6, seconds("stalled_ticks"));
-            read!(block, worker = waited stalls);
-            worker.turns = turns(block, report.tsc_hz);
-        }
-        "stages" => shares(worker, block),
-        "mover" => {
-            read!(block, worker = core_copies fallbacks overflow resets quarantined held_by_order);
-            read!(block, worker = faults out_of_service probes);
-            report.decisions.extend(decisions(lcore, block));
-        }
-        _ => {}
-    }
-}
-
-/// Returns the turns of ports that had packets while turns were measured.
-fn turns(block: &Snapshot, tsc_hz: u64) -> Vec<TurnsReport> {
-    let of_port = |port: usize| {
-        let count = |what| value(block, &format!("port{port}_{what}"));
-        let [used, active, stalled] = ["used_ticks", "active_ticks", "stalled_ticks"]
-            .map(|counter| count(counter) as f64 / tsc_hz as f64);
-        TurnsReport { port, used, active, waited: count("waited"), stalled }
-    };
-    (0..block.counters.len()).map(of_port).filter(|turns| turns.used + turns.stalled > 0.0).collect()
-}
-
-/// Adds a block of a host: its counters, its drops, or the counters of its server.
-fn tcp(report: &mut Report, lcore: u32, what: &str, block: &Snapshot) {
-    // copy-ok: names and numbers, for a report
-    let counts = block.counters.clone();
-    let at = report.tcp.iter().position(|host| host.lcore == lcore).unwrap_or_else(|| {
-        report.tcp.push(TcpReport { lcore, ..TcpReport::default() });
-        report.tcp.len() - 1
-    });
-    let host = &mut report.tcp[at];
-    match what {
-        "_drops" => host.drops = counts.into_iter().filter(|(_, count)| *count > 0).collect(),
-        "_serve" => host.serve = counts,
-        _ => host.counts = counts,
-    }
-}
-
-/// Adds a block of one queue of a port or of a pipeline.
-fn port(
-    report: &mut Report,
-    owner: &str,
-    what: &str,
-    block: &Snapshot,
-    previous: Option<&Snapshot>,
-    elapsed: Duration,
-) {
-    if let Some(queue) = what.strip_prefix("rx").and_then(|queue| queue.strip_suffix("/copy")?.parse().ok()) {
-        let mut copy = CopyReport { port: owner.into(), queue, ..Default::default() };
-        read!(block, copy = packets bytes too_big no_buffer starved);
-        report.copies.push(copy);
-    } else if let Some(queue) = what.strip_prefix("work").and_then(|queue| queue.parse().ok()) {
-        let failed = value(block, "failed") > 0;
-        let mut work = WorkReport { pipeline: owner.into(), queue, failed, ..Default::default() };
-        read!(block, work = bursts hits dropped marked steered quarantined);
-        report.work.push(work);
-    } else {
-        report.queues.extend(queue(owner, what, block, previous, elapsed));
-    }
-}
-
-/// Returns the counters of the channel `NAME/SHARING`, or `NAME/SHARING#N`.
-fn channel(lcore: u32, name: &str, block: &Snapshot) -> ChannelReport {
-    let name = name.split_once('#').map_or(name, |(name, _)| name);
-    let (channel, sharing) = name.rsplit_once('/').unwrap_or((name, ""));
-    let (channel, sharing) = (channel.into(), sharing.into());
-    let mut report = ChannelReport { lcore, channel, sharing, ..Default::default() };
-    read!(block, report = submitted completed failed bytes in_flight);
-    report
-}
-
-fn queue(
-    port: &str,
-    what: &str,
-    block: &Snapshot,
-    previous: Option<&Snapshot>,
-    elapsed: Duration,
-) -> Option<QueueReport> {
-    let (half, index) = what.split_at_checked(2)?;
-    let rate = |name| {
-        let before = previous.map_or(0, |b| value(b, name));
-        (value(block, name) - before) as f64 / elapsed.as_secs_f64().max(1e-9)
-    };
-    let reasons = offcore_port::DropReason::ALL.map(offcore_port::DropReason::name);
-    let drops = reasons.iter().map(|&r| (r.to_string(), value(block, r))).filter(|(_, n)| *n > 0);
-    let mut report = QueueReport {
-        port: port.into(),
-        half: half.into(),
-        queue: index.parse().ok()?,
-        packets_per_second: rate("packets"),
-        bits_per_second: rate("bytes") * 8.0,
-        drops: drops.collect(),
-        ..Default::default()
-    };
-    read!(block, report = packets bytes starved);
-    Some(report)
-}
-
-fn shares(worker: &mut WorkerReport, block: &Snapshot) {
-    let ticks = |stage: Stage| value(block, stage.name()) as f64;
-    let percent = |part: f64, whole: f64| if whole > 0.0 { 100.0 * part / whole } else { 0.0 };
-    let all: f64 = Stage::ALL.into_iter().map(ticks).sum();
-    worker.stages = Stage::ALL.map(|s| (s.name().to_string(), percent(ticks(s), all))).into();
-    let group = |g: Group| Stage::ALL.into_iter().filter(|s| s.group() == Some(g)).map(ticks).sum::<f64>();
-    let sum: f64 = Group::ALL.into_iter().map(group).sum();
-    worker.groups = Group::ALL.map(|g| (g.name().to_string(), percent(group(g), sum))).into();
 }

@@ -10,6 +10,7 @@ mod mtu;
 mod working;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 use std::sync::Arc;
 
 use offcore_dma::mover::MAX_CHANNELS_PER_QUEUE;
@@ -17,8 +18,9 @@ use offcore_dma::{Binding, ChannelId, Mode, Mover};
 use offcore_mem::Pool;
 use offcore_port::vhost::OneCopy;
 use offcore_port::{Port, RxQueue, TxQueue};
-use offcore_stats::page::{Reader, StatsPage};
-use offcore_stats::{StageClock, stage, tsc};
+use offcore_stats::page::{Block, Reader, StatsPage};
+use offcore_stats::stage::STAGES;
+use offcore_stats::{Label, StageClock, tsc};
 use offcore_wire::MacAddr;
 
 use crate::engines::Engines;
@@ -28,10 +30,11 @@ use crate::forwarding::guest_pair::GuestPair;
 use crate::forwarding::{Forwarding, Rules};
 use crate::host::watched::HostState;
 use crate::report::Reporter;
-use crate::worker::idle::{IDLE_COUNTERS, Idle, Sleeper};
+use crate::worker::Worker;
+use crate::worker::idle::{IDLE, Idle, Sleeper};
+use crate::worker::stats::{CHANNEL, MoverBlocks};
 use crate::worker::threads::Threads;
 use crate::worker::turns::Turns;
-use crate::worker::{CHANNEL_COUNTERS, MOVER_COUNTERS, Worker};
 use bridging::Bridging;
 use mirroring::Target;
 use mtu::HostMtu;
@@ -49,6 +52,8 @@ pub struct Running {
     ports: Vec<Box<dyn Port>>,
     workers: Threads,
     page: StatsPage,
+    /// All blocks on the page, for reports after the workers have ended.
+    _blocks: Vec<Block>,
     bridging: Option<Bridging>,
     /// The MTUs of a host's interfaces.
     mtus: Vec<HostMtu>,
@@ -245,6 +250,7 @@ pub fn start_with(
         ports,
         workers: threads,
         page,
+        _blocks: Vec::new(),
         bridging,
         mtus,
         notes,
@@ -256,18 +262,17 @@ pub fn start_with(
     for ((worker, _), &lcore) in workers {
         let sleeper = match config.idle {
             Idle::Poll => None,
-            Idle::Sleep => {
-                Some(Sleeper::new(running.page.block(&format!("lcore{lcore}/idle"), &IDLE_COUNTERS)?))
-            }
+            Idle::Sleep => Some(Sleeper::new(running.page.block(&IDLE, &[(Label::Lcore, &lcore)])?)),
         };
         running.workers.start(lcore, config.rt_priority, |stop| worker.run(sleeper, stop))?;
     }
+    running._blocks = running.page.blocks();
     Ok(running)
 }
 
 impl Assembly<'_> {
     fn add_worker(&mut self, lcore: usize, pool: &'static Pool) -> Result<(), SwitchError> {
-        let stages = self.page.block(&format!("lcore{lcore}/stages"), &stage::COUNTERS)?;
+        let stages = self.page.block(&STAGES, &[(Label::Lcore, &lcore)])?;
         let mut mover = Mover::new();
         mover.set_max_latency(self.config.max_latency.map(tsc::ticks));
         let worker = Worker {
@@ -276,8 +281,8 @@ impl Assembly<'_> {
             mover,
             cache: pool.cache(),
             clock: StageClock::new(stages),
-            turns: Turns::on(&self.page, &format!("lcore{lcore}/turns"), self.ports.len())?,
-            mover_stats: self.page.block(&format!("lcore{lcore}/mover"), &MOVER_COUNTERS)?,
+            turns: Turns::on(&self.page, lcore, self.ports.len())?,
+            mover_stats: MoverBlocks::on(&self.page, lcore)?,
             channel_stats: Vec::new(),
         };
         self.workers.push((worker, Vec::new()));
@@ -359,8 +364,10 @@ impl Assembly<'_> {
         let (channel, sharing) = opened.map_err(SwitchError::Channel)?;
         let id = worker.mover.add_channel(channel);
         open.push((name.into(), id));
-        let block = format!("lcore{lcore}/channel/{name}/{}", sharing.name());
-        let block = self.page.block(&block, &CHANNEL_COUNTERS)?;
+        let sharing = sharing.name();
+        let labels: [(_, &dyn Display); 3] =
+            [(Label::Lcore, &lcore), (Label::Channel, &name), (Label::Sharing, &sharing)];
+        let block = self.page.block(&CHANNEL, &labels)?;
         worker.channel_stats.push((id, block));
         Ok(id)
     }

@@ -1,6 +1,7 @@
 //! The loop of one lcore: poll completions, then one round of each task, run to completion on the worker's own queues.
 
 pub mod idle;
+pub mod stats;
 pub mod task;
 pub(crate) mod threads;
 pub mod turns;
@@ -9,16 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use offcore_dma::channel::ChannelStats;
-use offcore_dma::mover::{self, Decision, MoverStats, Way};
 use offcore_dma::{ChannelId, Mover};
 use offcore_mem::PoolCache;
 use offcore_port::Context;
-use offcore_stats::named::joined;
 use offcore_stats::page::Block;
 use offcore_stats::{Stage, StageClock};
 
 use idle::Sleeper;
+use stats::MoverBlocks;
 use task::Task;
 use turns::Turns;
 
@@ -28,42 +27,6 @@ const PUBLISH_EVERY: u32 = 1024;
 const PUBLISH_ASLEEP: u32 = 100;
 /// A worker that stops gives up if nothing has moved for this long.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Returns the names of [`CLASS_COUNTERS`] for these classes.
-macro_rules! class_counters {
-    ($($class:literal),*) => {
-        [
-            $(
-                concat!("auto_", $class, "_by_core"),
-                concat!("auto_", $class, "_by_engine"),
-                concat!("auto_", $class, "_held"),
-                concat!("auto_", $class, "_changes"),
-                concat!("auto_", $class, "_way"),
-                concat!("auto_", $class, "_reason"),
-                concat!("auto_", $class, "_core_ticks"),
-                concat!("auto_", $class, "_engine_ticks"),
-            )*
-        ]
-    };
-}
-
-/// Counters of one channel on the statistics page.
-pub const CHANNEL_COUNTERS: [&str; ChannelStats::NAMES.len() + 1] =
-    joined(ChannelStats::NAMES, ["in_flight"]);
-/// Counters of one worker's mover on the statistics page: the mover's own, then [`CLASS_COUNTERS`] for every size class
-/// of mode `auto`. A class is named after the bytes of its longest copy.
-pub const MOVER_COUNTERS: [&str; MoverStats::NAMES.len() + mover::CLASSES * CLASS_COUNTERS.len()] = joined(
-    MoverStats::NAMES,
-    class_counters![
-        "64", "128", "256", "512", "1024", "2048", "4096", "8192", "16384", "32768", "65536", "max"
-    ],
-);
-/// Counters of a size class. The first four are sums over all queues of the worker: copies made by the core, copies
-/// made by an engine, copies of the core that waited for older copies of an engine, and changes of the choice. The
-/// others describe the queue with the most copies in the class: its choice (0 none so far, 1 the core, 2 an engine),
-/// the number of the reason ([`Reason::ALL`](offcore_dma::mover::Reason::ALL)), and both costs in TSC ticks per copy.
-pub const CLASS_COUNTERS: [&str; 8] =
-    ["by_core", "by_engine", "held", "changes", "way", "reason", "core_ticks", "engine_ticks"];
 
 /// The work of one lcore.
 #[derive(Debug)]
@@ -77,8 +40,7 @@ pub struct Worker {
     pub cache: PoolCache,
     pub clock: StageClock,
     pub turns: Turns,
-    /// The block for the mover's counters.
-    pub mover_stats: Block,
+    pub mover_stats: MoverBlocks,
     /// The block for each channel's counters.
     pub channel_stats: Vec<(ChannelId, Block)>,
 }
@@ -93,7 +55,7 @@ impl Worker {
             cache,
             clock: StageClock::private(),
             turns: Turns::private(),
-            mover_stats: Block::private(&MOVER_COUNTERS),
+            mover_stats: MoverBlocks::private(),
             channel_stats: Vec::new(),
         }
     }
@@ -172,43 +134,14 @@ impl Worker {
         }
     }
 
-    /// Returns the values of [`CLASS_COUNTERS`] for every class.
-    fn decisions(&self) -> [[u64; CLASS_COUNTERS.len()]; mover::CLASSES] {
-        let mut classes = [(0, Decision::default()); mover::CLASSES];
-        for queue in self.mover.queues() {
-            for ((most, sum), one) in classes.iter_mut().zip(self.mover.decisions(queue).classes) {
-                let copies = one.by_core + one.by_engine;
-                let shown = if copies > *most { one } else { *sum };
-                *sum = Decision {
-                    by_core: sum.by_core + one.by_core,
-                    by_engine: sum.by_engine + one.by_engine,
-                    held_by_order: sum.held_by_order + one.held_by_order,
-                    changes: sum.changes + one.changes,
-                    ..shown
-                };
-                *most = copies.max(*most);
-            }
-        }
-        classes.map(|(copies, of)| {
-            let way = match of.way {
-                _ if copies == 0 => 0,
-                Way::Core => 1,
-                Way::Engine => 2,
-            };
-            let [core, engine] = [of.core_ticks, of.engine_ticks].map(|ticks| ticks.round() as u64);
-            [of.by_core, of.by_engine, of.held_by_order, of.changes, way, of.reason as u64, core, engine]
-        })
-    }
-
     fn publish_stats(&mut self) {
         self.tasks.iter_mut().for_each(|task| task.publish());
-        self.mover_stats
-            .set(self.mover.stats().values().into_iter().chain(self.decisions().into_iter().flatten()));
+        self.mover_stats.publish(&self.mover);
         for (id, channel) in self.mover.channels() {
             let Some((_, block)) = self.channel_stats.iter().find(|(known, _)| *known == id) else {
                 continue;
             };
-            block.set(channel.stats().values().into_iter().chain([channel.in_flight() as u64]));
+            stats::publish_channel(block, channel);
         }
     }
 }

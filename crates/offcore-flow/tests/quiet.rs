@@ -17,7 +17,7 @@ use offcore_dma::{Binding, Device, Mode, Mover};
 use offcore_flow::copy::{CopyRx, CopySetup};
 use offcore_flow::forward::{Addresses, Forward};
 use offcore_flow::forwarding::{Forwarding, Rules};
-use offcore_flow::idle::{IDLE_COUNTERS, Sleeper};
+use offcore_flow::idle::{IDLE, Sleeper};
 use offcore_flow::pipeline::{OnHit, QueuesSetup, work_queues};
 use offcore_flow::worker::Worker;
 use offcore_gpu::device::{Launch, Memory};
@@ -126,7 +126,8 @@ fn child(offload: bool, copied: bool) -> ! {
             min_copy: 100,
             pool,
             stats: &stats,
-            name: "port0/rx0",
+            port: "port0",
+            index: 0,
         };
         rx = Box::new(CopyRx::new(rx, setup).unwrap());
     }
@@ -241,7 +242,7 @@ fn allocations(sleeps: u64) -> u64 {
     let addresses = Addresses { source: MacAddr::local(0), destination: MacAddr::local(1) };
     let forwarding = Forwarding::new(rx, tx, Rules::new(Forward::Mac, addresses, 0));
     let worker = Worker::new(vec![Box::new(forwarding)], mover, pool.cache());
-    let stats = Block::private(&IDLE_COUNTERS);
+    let stats = Block::private(&IDLE);
     let sleeper = Sleeper::new(stats.clone());
     let stop = Arc::new(AtomicBool::new(false));
     let stopper = std::thread::spawn({

@@ -22,7 +22,7 @@ use offcore_dma::{Batch, Begun, Binding, CopyQueue, Mover};
 use offcore_mem::{BURST, Burst, Packet, Pool, PoolCache};
 use offcore_ring::prefetch;
 use offcore_stats::page::{Block, StatsPage};
-use offcore_stats::{Stage, StageClock, named, tsc};
+use offcore_stats::{Family, Label, Stage, StageClock, counters, tsc};
 
 use crate::{Context, PortError, RxCounters, RxQueue, Wake, hand_over, room};
 use pieces::{MAX_SEGMENTS, NoCopy};
@@ -31,21 +31,25 @@ use pieces::{MAX_SEGMENTS, NoCopy};
 /// dropped: waiting packets may occupy all buffers.
 const TIMEOUT: Duration = Duration::from_millis(100);
 
-named! {
-    /// Counters of a copy stage. On the statistics page their block is called `NAME/copy`.
-    pub enum CopyCount {
+counters! {
+    /// Counters of a copy stage.
+    pub struct CopyCounts, enum CopyCount {
         /// Packets whose copies were begun.
-        Packets = "packets",
+        Packets = packets: Packets,
         /// Bytes of these packets.
-        Bytes = "bytes",
+        Bytes = bytes: Bytes,
         /// Packets dropped because they were longer than allowed.
-        TooBig = "too_big",
-        /// Packets dropped because the pool had no buffer.
-        NoBuffer = "no_buffer",
-        /// Calls that left packets waiting for a buffer.
-        Starved = "starved",
+        TooBig = too_big: Packets,
+        /// Packets dropped because the pool had no buffer for a long time.
+        NoBuffer = no_buffer: Packets,
+        /// Polls that left packets waiting for a buffer.
+        Starved = starved: Events,
     }
 }
+
+/// The counters of a copy stage.
+pub static COPY: Family =
+    Family::new("copy", "Packets copied by the copy stage of an RX queue.", &[&CopyCounts::COUNTERS]);
 
 /// The parameters of a [`CopyRx`].
 #[derive(Debug)]
@@ -61,8 +65,9 @@ pub struct CopySetup<'a> {
     pub min_copy: usize,
     pub pool: &'static Pool,
     pub stats: &'a StatsPage,
-    /// Name of the queue in statistics, such as `port0/rx1`.
-    pub name: &'a str,
+    /// Name of the queue's port in statistics, such as `port0`, and the queue's number.
+    pub port: &'a str,
+    pub index: u16,
 }
 
 /// An RX queue that returns copies of another queue's packets.
@@ -115,12 +120,12 @@ impl CopyRx {
     /// # Errors
     /// If the mover does not have the channels, numbers are out of range, or the statistics page is full.
     pub fn new(inner: Box<dyn RxQueue>, setup: CopySetup<'_>) -> Result<Self, PortError> {
-        let CopySetup { mover, binding, in_flight, max_frame, min_copy, pool, stats, name } = setup;
-        let refuse = |reason: String| PortError::Other { port: name.into(), reason };
+        let CopySetup { mover, binding, in_flight, max_frame, min_copy, pool, stats, port, index } = setup;
+        let refuse = |reason: String| PortError::Other { port: format!("{port}/rx{index}"), reason };
         if !(1..=32768).contains(&in_flight) {
             return Err(refuse(format!("{in_flight} packets in flight: expected 1 to 32768")));
         }
-        let stats = stats.block(&format!("{name}/copy"), &CopyCount::NAMES)?;
+        let stats = stats.block(&COPY, &[(Label::Port, &port), (Label::Queue, &index)])?;
         let mut queue = CopyQueue::open(mover, in_flight);
         queue.bind(mover, &binding).map_err(|error| refuse(error.to_string()))?;
         let pending = Pending {

@@ -22,13 +22,14 @@ use std::ops::Add;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use offcore_mem::Pool;
+use offcore_stats::Label;
 use offcore_stats::page::Block;
 
 use crate::base::PortBase;
 use crate::spec::{FCS, GenSpec};
 use crate::{Port, PortError, QueueSetup, RxCounters, RxQueue, TxQueue, address};
 
-use sink::{Counts, Sink};
+use sink::{Counts, SINK, Sink};
 use source::Source;
 
 /// Counters of generated and returned packets.
@@ -157,7 +158,7 @@ impl Port for GenPort {
 
     fn tx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn TxQueue>, PortError> {
         let counters = self.base.take_tx(index, &setup)?;
-        let block = setup.stats.block(&format!("{}/sink{index}", setup.port), &Counts::NAMES)?;
+        let block = setup.stats.block(&SINK, &[(Label::Port, &setup.port), (Label::Queue, &index)])?;
         self.counters.add(|queues| queues.sinks.push(block.clone()));
         Ok(Box::new(Sink::new(&self.spec, (self.stream, self.spec.queues.into()), block, counters)))
     }

@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use offcore_mem::{Burst, DeviceMemory, Packet, Pool};
-use offcore_stats::page::Block;
-use offcore_stats::{Stage, tsc};
+use offcore_stats::page::{Block, PageError};
+use offcore_stats::{Family, Label, Stage, tsc};
 use offcore_wire::MacAddr;
 
 use crate::base::PortBase;
@@ -29,7 +29,7 @@ use crate::{
     TxQueue, Wake, hand_over, room,
 };
 
-use line::{Count, END_OF_TIME, Line};
+use line::{Count, END_OF_TIME, IMPAIR_RX, IMPAIR_TX, Line};
 
 /// The share of the pool that all lines of a port may hold together: one buffer in this many, or [`LEAST`] per line
 /// if that is more.
@@ -79,6 +79,11 @@ impl ImpairPort {
     }
 }
 
+/// Creates the counters of one half of queue `index`.
+fn block(family: &'static Family, index: u16, setup: &QueueSetup<'_>) -> Result<Block, PageError> {
+    setup.stats.block(family, &[(Label::Port, &setup.port), (Label::Queue, &index)])
+}
+
 impl Port for ImpairPort {
     fn base(&self) -> &PortBase {
         &self.base
@@ -89,7 +94,7 @@ impl Port for ImpairPort {
     }
 
     fn rx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn RxQueue>, PortError> {
-        let counts = setup.stats.block(&format!("{}/impair_rx{index}", setup.port), &Count::NAMES)?;
+        let counts = block(&IMPAIR_RX, index, &setup)?;
         let inner = self.inner.rx_queue(index, setup)?;
         let sending = Arc::clone(&self.sending[usize::from(index)]);
         let line = self.line(index, 0, counts);
@@ -97,7 +102,7 @@ impl Port for ImpairPort {
     }
 
     fn tx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn TxQueue>, PortError> {
-        let counts = setup.stats.block(&format!("{}/impair_tx{index}", setup.port), &Count::NAMES)?;
+        let counts = block(&IMPAIR_TX, index, &setup)?;
         let inner = self.inner.tx_queue(index, setup)?;
         let sending = Arc::clone(&self.sending[usize::from(index)]);
         let line = self.line(index, 1, counts);

@@ -2,6 +2,7 @@
 //!
 //! * [`tsc`]: the time stamp counter and its frequency,
 //! * [`counter`]: single-writer counters,
+//! * [`family`]: families of counters, with units and help,
 //! * [`page`]: the shared statistics page that holds them,
 //! * [`finding`]: the findings of a doctor,
 //! * [`pace`]: rate limits,
@@ -12,6 +13,7 @@
 //! * [`lcore`]: pinning workers to cores.
 
 pub mod counter;
+pub mod family;
 pub mod finding;
 pub mod histogram;
 pub mod lcore;
@@ -23,6 +25,7 @@ pub mod stage;
 pub mod tsc;
 
 pub use counter::Counter;
+pub use family::{Family, Label};
 pub use histogram::Histogram;
 pub use random::SplitMix;
 pub use stage::{Stage, StageClock};

@@ -1,10 +1,32 @@
 //! Enums with named variants: for options, for reports, and for the counters of a block.
 
-/// Declares an enum together with the names of its variants, which can be used as the counter names of a
-/// [`Block`](crate::page::Block).
+/// Declares an enum together with the names of its variants. With `counts` and a [unit](crate::family::Unit), each
+/// variant also declares a counter, with the variant's doc comment as help.
 #[macro_export]
 macro_rules! named {
-    ($(#[$meta:meta])* $vis:vis enum $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal,)* }) => {
+    ($(#[$meta:meta])* $vis:vis enum $name:ident counts $unit:ident {
+        $($(#[doc = $help:literal])+ $variant:ident = $word:literal,)*
+    }) => {
+        $crate::named! {
+            $(#[$meta])*
+            $vis enum $name {
+                $($(#[doc = $help])+ $variant = $word,)*
+            }
+        }
+
+        impl $name {
+            /// The declarations of the counters.
+            $vis const COUNTERS: [$crate::family::Description; Self::ALL.len()] = [
+                $($crate::family::Description::new(
+                    $word,
+                    $crate::family::Unit::$unit,
+                    $crate::family::Kind::Counter,
+                    concat!($($help),+),
+                )),*
+            ];
+        }
+    };
+    ($(#[$meta:meta])* $vis:vis enum $name:ident { $($(#[$doc:meta])* $variant:ident = $word:expr,)* }) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         $vis enum $name {
@@ -36,21 +58,4 @@ macro_rules! named {
             }
         }
     };
-}
-
-/// Concatenates the names of `a` and `b`, `N` in total.
-///
-/// # Panics
-/// If the total is not `N`.
-pub const fn joined<const A: usize, const B: usize, const N: usize>(
-    a: [&'static str; A],
-    b: [&'static str; B],
-) -> [&'static str; N] {
-    assert!(A + B == N, "as many names as there are in both");
-    let (mut all, mut i) = ([""; N], 0);
-    while i < N {
-        all[i] = if i < A { a[i] } else { b[i - A] };
-        i += 1;
-    }
-    all
 }

@@ -1,99 +1,72 @@
-//! The shared statistics page: named blocks of single-writer counters in a memfd.
+//! The shared statistics page: blocks of single-writer counters in a memfd, which describes itself.
 //!
 //! ```text
-//! page    | magic u64 | blocks << 32 | layout version u64 | then blocks, each aligned to 64 bytes |
-//! block   | name 64 B | counters u64 | names counters × 32 B | values counters × 8 B (own cache lines) |
+//! page    | magic u64 | version u32, slots u32 | zeros up to 64 bytes | slots ... | free ... | schemas, values |
+//! slot    | sequence u64 | kind u32, family u32 | offset u32, length u32 | number u64 | labels, 96 bytes |
+//! schema  | "NAME\tHELP\n" of the family, then "NAME\tUNIT\tKIND\tHELP\n" of each counter |
+//! values  | counters x 8 B, own cache lines |
 //! ```
-//! A block is written completely before the page's block count includes it, so a reader that maps the memfd read-only
-//! never sees a partial block. After that, one worker stores the values, and any process loads them.
+//! The slots are the directory of the page. A slot has 128 bytes. Its kind is 0 if it is free, 1 if it contains a
+//! family, and 2 if it contains a block.
+//!
+//! * In the slot of a family, offset and length describe the schema. The length is in bytes. A family is written once,
+//!   before its first block, and never changes.
+//! * In the slot of a block, offset and length describe the values. The length is the number of counters. The field
+//!   `family` is the number of the slot of the block's [family]. Each block has another `number`. The labels are lines
+//!   `KEY=VALUE`, followed by zeros.
+//!
+//! Numbers are little-endian, texts are UTF-8. One worker stores the values of a block, and any process loads them.
+//!
+//! The page uses the slot and the values of a block again when the last handle of the block is dropped. The sequence of
+//! a slot is odd while the slot changes, and each change increases it. A reader loads the sequence before and after the
+//! other fields and the values. It ignores them if the sequence is odd or has changed. Therefore, it never sees the
+//! labels of one block with the values of another.
+//!
+//! A reader in another process, or of another version of Offcore, needs no knowledge of the families. A version of the
+//! layout that such a reader cannot understand has another version number.
 
+mod memory;
+mod reader;
+mod space;
+
+use std::fmt::{Display, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::ProtFlags;
 
 use crate::counter::Counter;
+use crate::family::{Family, Label};
+use memory::{Field, HEADER, Kind, LABELS, LINE, MAGIC, Memory, SLOT, VERSION, VERSION_AND_SLOTS};
+use memory::{at, word_of};
+use space::Space;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"offstats");
-const VERSION: u32 = 1;
-const HEADER: usize = 64;
-const NAME: usize = 64;
-const COUNTER_NAME: usize = 32;
-const LINE: usize = 64;
+pub use reader::{Column, Reader, Schema, Snapshot};
+
+/// Maximum length of a page in bytes.
+const MAX_LEN: usize = 16 << 20;
 
 /// Errors of a statistics page.
 #[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum PageError {
     /// statistics page: {0}
     System(#[from] rustix::io::Errno),
-    /// statistics page is full: block '{name}' needs {needed} bytes, {left} are left
+    /// statistics page is full: block '{name}' needs {needed} bytes, at most {left} are left in one piece
     Full { name: String, needed: usize, left: usize },
+    /// labels of a block need {found} bytes, expected at most {LABELS:?}: '{labels}'
+    Labels { labels: String, found: usize },
+    /// statistics page has {found} bytes, expected at most {MAX_LEN:?}
+    TooLong { found: usize },
+    /// not a statistics page: expected a memfd that is sealed against truncation
+    Unsealed,
     /// not a statistics page of version {VERSION:?}: magic {magic:#x}, version {version}
     Foreign { magic: u64, version: u32 },
     /// statistics page is damaged at offset {0}
     Damaged(usize),
-}
-
-#[derive(Debug)]
-struct Memory {
-    base: NonNull<u8>,
-    len: usize,
-}
-
-// SAFETY: the mapping is shared memory. After a block is created it is only accessed through atomics, and directory
-// bytes are written under the page's mutex before the block count is released.
-unsafe impl Send for Memory {}
-// SAFETY: as for `Send`; all concurrent accesses use atomics.
-unsafe impl Sync for Memory {}
-
-impl Memory {
-    fn map(fd: BorrowedFd<'_>, len: usize, prot: ProtFlags) -> Result<Self, PageError> {
-        // SAFETY: a new shared mapping at an address that the kernel chooses does not affect existing memory.
-        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0) }?;
-        Ok(Self { base: NonNull::new(base.cast()).ok_or(rustix::io::Errno::NOMEM)?, len })
-    }
-
-    fn at(&self, offset: usize, len: usize) -> *mut u8 {
-        assert!(
-            offset.checked_add(len).is_some_and(|end| end <= self.len),
-            "offset {offset}+{len} of {}",
-            self.len
-        );
-        // SAFETY: the assertion ensures that the pointer is within the mapping.
-        unsafe { self.base.as_ptr().add(offset) }
-    }
-
-    /// Returns the version and the number of blocks. Both are in one word, because atomic accesses of different sizes
-    /// to the same bytes are undefined behaviour.
-    fn version_and_blocks(&self) -> (u32, u32) {
-        let word = self.word(8).load(Ordering::Acquire);
-        (word as u32, (word >> 32) as u32)
-    }
-
-    fn word(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: `at` checks the range; callers pass multiples of 8, and the mapping is page aligned.
-        unsafe { AtomicU64::from_ptr(self.at(offset, 8).cast()) }
-    }
-
-    fn text(&self, offset: usize, len: usize) -> String {
-        let bytes: Vec<u8> = (0..len)
-            // SAFETY: `at` checks the range; a volatile read copies the byte from memory that another process may
-            // write.
-            .map(|i| unsafe { self.at(offset + i, 1).read_volatile() })
-            .take_while(|&b| b != 0)
-            .collect();
-        String::from_utf8_lossy(&bytes).into_owned()
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: the mapping was made by `map` with this length, and every block holds the Arc that owns it.
-        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
-    }
 }
 
 /// The writer's side of the page, which creates blocks. Cold path only.
@@ -101,15 +74,48 @@ impl Drop for Memory {
 pub struct StatsPage {
     memory: Arc<Memory>,
     fd: OwnedFd,
-    next: Mutex<usize>,
+    directory: Mutex<Directory>,
+    freed: Sender<Place>,
+}
+
+/// The writer's view of the page's space.
+#[derive(Debug)]
+struct Directory {
+    space: Space,
+    /// The owner of the block in each slot.
+    slots: Vec<Weak<Owner>>,
+    free_slots: Vec<u32>,
+    /// Families on the page, with their slots.
+    families: Vec<(&'static Family, u32)>,
+    /// Number of the next block.
+    number: u64,
+    freed: Receiver<Place>,
+}
+
+/// The slot of a block, and the offset and bytes of its values.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    slot: u32,
+    offset: usize,
+    len: usize,
 }
 
 impl StatsPage {
     /// Creates a page of `len` bytes in a new memfd.
     ///
     /// # Errors
-    /// The kernel has no memory for it.
+    /// The kernel has no memory for it, or `len` is too long.
+    ///
+    /// # Panics
+    /// If `len` is not a multiple of 64.
     pub fn new(len: usize) -> Result<Self, PageError> {
+        assert!(
+            len >= HEADER && len.is_multiple_of(LINE),
+            "a page of {len} bytes: expected a multiple of 64"
+        );
+        if len > MAX_LEN {
+            return Err(PageError::TooLong { found: len });
+        }
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = rustix::fs::memfd_create("offcore-stats", flags)?;
         rustix::fs::ftruncate(&fd, len as u64)?;
@@ -118,8 +124,17 @@ impl StatsPage {
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&fd, seals)?;
         memory.word(0).store(MAGIC, Ordering::Relaxed);
-        memory.word(8).store(u64::from(VERSION), Ordering::Relaxed);
-        Ok(Self { memory: Arc::new(memory), fd, next: Mutex::new(HEADER) })
+        memory.word(VERSION_AND_SLOTS).store(word_of(VERSION, 0), Ordering::Release);
+        let (sender, receiver) = channel();
+        let directory = Directory {
+            space: Space::new(HEADER, len - HEADER),
+            slots: Vec::new(),
+            free_slots: Vec::new(),
+            families: Vec::new(),
+            number: 0,
+            freed: receiver,
+        };
+        Ok(Self { memory: Arc::new(memory), fd, directory: Mutex::new(directory), freed: sender })
     }
 
     /// Returns the memfd, to be mapped by readers.
@@ -127,88 +142,196 @@ impl StatsPage {
         self.fd.as_fd()
     }
 
-    /// Creates a block `name` of counters.
+    /// Creates a block of the family's counters with these labels. All counters are 0. The block's space is used again
+    /// after the last clone of the block has been dropped.
     ///
     /// # Errors
-    /// [`PageError::Full`].
-    ///
-    /// # Panics
-    /// If a name is longer than its field (63 bytes for the block, 31 for a counter).
-    pub fn block(&self, name: &str, counters: &[&str]) -> Result<Block, PageError> {
-        assert!(name.len() < NAME, "block name '{name}' is longer than {} bytes", NAME - 1);
-        let mut next = self.next.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let values = (*next + NAME + LINE + counters.len() * COUNTER_NAME).next_multiple_of(LINE);
-        let end = (values + counters.len() * 8).next_multiple_of(LINE);
-        if end > self.memory.len {
-            return Err(PageError::Full {
-                name: name.into(),
-                needed: end - *next,
-                left: self.memory.len - *next,
-            });
-        }
-        self.write(*next, name);
-        self.memory.word(*next + NAME).store(counters.len() as u64, Ordering::Relaxed);
-        for (i, counter) in counters.iter().enumerate() {
-            assert!(
-                counter.len() < COUNTER_NAME,
-                "counter name '{counter}' is longer than {} bytes",
-                COUNTER_NAME - 1
-            );
-            self.write(*next + NAME + LINE + i * COUNTER_NAME, counter);
-        }
-        self.memory.word(8).fetch_add(1 << 32, Ordering::Release);
-        *next = end;
-        Ok(Block::at(&self.memory, values, counters.len()))
+    /// [`PageError::Full`], or [`PageError::Labels`].
+    pub fn block(
+        &self,
+        family: &'static Family,
+        labels: &[(Label, &dyn Display)],
+    ) -> Result<Block, PageError> {
+        let labels = text_of(labels)?;
+        let mut directory = self.directory.lock().unwrap_or_else(PoisonError::into_inner);
+        directory.collect();
+        let memory = &*self.memory;
+        let full = |needed, left| PageError::Full { name: family.name.into(), needed, left };
+        let family_slot = directory.family(memory, family, full)?;
+        let len = (family.size() * 8).next_multiple_of(LINE);
+        let slot = directory.slot(memory).map_err(|left| full(SLOT, left))?;
+        let Some(offset) = directory.space.take(len) else {
+            directory.free_slots.push(slot);
+            return Err(full(len, directory.space.largest()));
+        };
+        let number = directory.number;
+        directory.number += 1;
+        memory.change(slot, || {
+            memory.store_text(offset, &[], len);
+            memory.store_text(at(slot, Field::Labels), labels.as_bytes(), LABELS);
+            let store = |field, value| memory.word(at(slot, field)).store(value, Ordering::Relaxed);
+            store(Field::KindAndFamily, word_of(Kind::Block as u32, family_slot));
+            store(Field::Place, word_of(offset as u32, family.size() as u32));
+            store(Field::Number, number);
+        });
+        let values = memory.range(offset, len).ok_or(PageError::Damaged(offset))?.cast();
+        let values = Values { first: values, len: family.size() };
+        let (memory, freed) = (Arc::clone(&self.memory), self.freed.clone());
+        let owner = Arc::new(Owner::Page { memory, place: Place { slot, offset, len }, values, freed });
+        directory.slots[slot as usize] = Arc::downgrade(&owner);
+        Ok(Block { _owner: owner, values })
     }
 
-    fn write(&self, offset: usize, text: &str) {
-        let to = self.memory.at(offset, text.len());
-        // SAFETY: `at` checked the range, the source is a live str, and the two cannot overlap.
-        unsafe { to.copy_from_nonoverlapping(text.as_ptr(), text.len()) };
+    /// Returns a handle of each present block. The blocks stay on the page while these handles exist, so a last report
+    /// can show the counters of workers that have ended.
+    pub fn blocks(&self) -> Vec<Block> {
+        let directory = self.directory.lock().unwrap_or_else(PoisonError::into_inner);
+        directory.slots.iter().filter_map(Weak::upgrade).filter_map(Block::of).collect()
+    }
+}
+
+impl Directory {
+    /// Collects the space of blocks that were dropped.
+    fn collect(&mut self) {
+        while let Ok(Place { slot, offset, len }) = self.freed.try_recv() {
+            self.free_slots.push(slot);
+            self.space.give(offset, len);
+        }
+    }
+
+    /// Returns a free slot, or the bytes that are left.
+    fn slot(&mut self, memory: &Memory) -> Result<u32, usize> {
+        if let Some(slot) = self.free_slots.pop() {
+            return Ok(slot);
+        }
+        let slot = self.slots.len() as u32;
+        self.space.take_at(at(slot, Field::Sequence), SLOT).ok_or_else(|| self.space.largest())?;
+        // The space may have held values.
+        memory.store_text(at(slot, Field::Sequence), &[], SLOT);
+        self.slots.push(Weak::new());
+        memory.word(VERSION_AND_SLOTS).store(word_of(VERSION, slot + 1), Ordering::Release);
+        Ok(slot)
+    }
+
+    /// Returns the slot of `family`, which is written to the page if it is not there.
+    fn family(
+        &mut self,
+        memory: &Memory,
+        family: &'static Family,
+        full: impl Fn(usize, usize) -> PageError,
+    ) -> Result<u32, PageError> {
+        if let Some((_, slot)) = self.families.iter().find(|(known, _)| *known == family) {
+            return Ok(*slot);
+        }
+        let text = schema_of(family);
+        let len = text.len().next_multiple_of(LINE);
+        let slot = self.slot(memory).map_err(|left| full(SLOT, left))?;
+        let Some(offset) = self.space.take(len) else {
+            self.free_slots.push(slot);
+            return Err(full(len, self.space.largest()));
+        };
+        memory.change(slot, || {
+            memory.store_text(offset, text.as_bytes(), len);
+            let store = |field, value| memory.word(at(slot, field)).store(value, Ordering::Relaxed);
+            store(Field::KindAndFamily, word_of(Kind::Family as u32, 0));
+            store(Field::Place, word_of(offset as u32, text.len() as u32));
+        });
+        self.families.push((family, slot));
+        Ok(slot)
+    }
+}
+
+/// Returns the text of a family's schema.
+fn schema_of(family: &Family) -> String {
+    let mut text = format!("{}\t{}\n", family.name, family.help);
+    for counter in family.counters() {
+        let _ = writeln!(text, "{}\t{}\t{}\t{}", counter.name, counter.unit, counter.kind, counter.help);
+    }
+    text
+}
+
+/// Returns the text of a block's labels. Control characters in values become question marks.
+fn text_of(labels: &[(Label, &dyn Display)]) -> Result<String, PageError> {
+    let mut text = String::new();
+    for (label, value) in labels {
+        let _ = writeln!(text, "{label}={}", value.to_string().replace(char::is_control, "?"));
+    }
+    match text.len() {
+        0..=LABELS => Ok(text),
+        found => Err(PageError::Labels { labels: text.replace('\n', ","), found }),
     }
 }
 
 /// A block of counters: a part of the page that one worker writes.
 #[derive(Clone, Debug)]
 pub struct Block {
-    _memory: Option<Arc<Memory>>,
-    values: NonNull<Counter>,
+    _owner: Arc<Owner>,
+    values: Values,
+}
+
+/// The address and number of a block's values.
+#[derive(Clone, Copy, Debug)]
+struct Values {
+    first: NonNull<Counter>,
     len: usize,
 }
 
-// SAFETY: the values are atomics, kept alive by `_memory` (or leaked, for a private block).
-unsafe impl Send for Block {}
+// SAFETY: the values are atomics, and a block's owner keeps them alive.
+unsafe impl Send for Values {}
 // SAFETY: as for `Send`; the values are atomics.
-unsafe impl Sync for Block {}
+unsafe impl Sync for Values {}
+
+/// The owner of a block's values.
+#[derive(Debug)]
+enum Owner {
+    Page { memory: Arc<Memory>, place: Place, values: Values, freed: Sender<Place> },
+    Private { _counters: Arc<[Counter]> },
+}
+
+impl Drop for Owner {
+    /// Frees the slot without a lock, because a worker may drop the last handle of a block.
+    fn drop(&mut self) {
+        if let Self::Page { memory, place, freed, .. } = self {
+            let kind = memory.word(at(place.slot, Field::KindAndFamily));
+            memory.change(place.slot, || kind.store(word_of(Kind::Free as u32, 0), Ordering::Relaxed));
+            // Without the page, nothing uses the space.
+            let _ = freed.send(*place);
+        }
+    }
+}
 
 impl Block {
-    /// Creates a block outside any page, for tests and benchmarks. It lives as long as the process.
-    pub fn private(counters: &[&str]) -> Self {
-        let values: &'static [Counter] = Box::leak(counters.iter().map(|_| Counter::new()).collect());
-        Self { _memory: None, values: NonNull::from(values).cast(), len: counters.len() }
+    /// Creates a block outside any page, for tests and benchmarks.
+    pub fn private(family: &Family) -> Self {
+        let len = family.size();
+        let counters: Arc<[Counter]> = (0..len).map(|_| Counter::new()).collect();
+        let values = Values { first: NonNull::from(&*counters).cast(), len };
+        Self { _owner: Arc::new(Owner::Private { _counters: counters }), values }
     }
 
-    fn at(memory: &Arc<Memory>, offset: usize, len: usize) -> Self {
-        let values = memory.at(offset, len * 8).cast();
-        // SAFETY: `at` never returns null, because it points into the mapping.
-        Self { _memory: Some(Arc::clone(memory)), values: unsafe { NonNull::new_unchecked(values) }, len }
+    /// Returns a handle of an owner's block.
+    fn of(owner: Arc<Owner>) -> Option<Self> {
+        match *owner {
+            Owner::Page { values, .. } => Some(Self { _owner: owner, values }),
+            Owner::Private { .. } => None,
+        }
     }
 
     /// Returns the number of counters.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
-        self.len
+        self.values.len
     }
 
-    /// Returns counter `index`, in the order of the names with which the block was created.
+    /// Returns counter `index`, in the order of the family's declaration.
     ///
     /// # Panics
     /// If `index` is not below [`Block::len`].
     #[inline(always)]
     pub fn counter(&self, index: usize) -> &Counter {
-        assert!(index < self.len);
-        // SAFETY: `values` points to `len` counters that live as long as self; the index was just checked.
-        unsafe { self.values.add(index).as_ref() }
+        assert!(index < self.values.len);
+        // SAFETY: `first` points to `len` counters that live as long as self; the index was just checked.
+        unsafe { self.values.first.add(index).as_ref() }
     }
 
     /// Stores `values` in the first counters, in order.
@@ -219,112 +342,5 @@ impl Block {
     }
 }
 
-/// The contents of a block as seen by a reader.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Snapshot {
-    pub name: String,
-    /// Counter names and values.
-    pub counters: Vec<(String, u64)>,
-}
-
-/// A reader's side of the page, mapped read-only.
-#[derive(Debug)]
-pub struct Reader(Memory);
-
-impl Reader {
-    /// Maps the page behind `fd`.
-    ///
-    /// # Errors
-    /// [`PageError::Foreign`] if it is not a statistics page of this version.
-    pub fn open(fd: BorrowedFd<'_>) -> Result<Self, PageError> {
-        let len = usize::try_from(rustix::fs::fstat(fd)?.st_size).unwrap_or(0);
-        if len < HEADER {
-            return Err(PageError::Foreign { magic: 0, version: 0 });
-        }
-        let memory = Memory::map(fd, len, ProtFlags::READ)?;
-        let magic = memory.word(0).load(Ordering::Relaxed);
-        let (version, _) = memory.version_and_blocks();
-        if magic != MAGIC || version != VERSION {
-            return Err(PageError::Foreign { magic, version });
-        }
-        Ok(Self(memory))
-    }
-
-    /// Returns the present contents of every block.
-    ///
-    /// # Errors
-    /// [`PageError::Damaged`] if the directory points outside the page.
-    pub fn read(&self) -> Result<Vec<Snapshot>, PageError> {
-        let mut offset = HEADER;
-        let (_, blocks) = self.0.version_and_blocks();
-        (0..blocks).map(|_| self.read_block(&mut offset)).collect()
-    }
-
-    fn read_block(&self, offset: &mut usize) -> Result<Snapshot, PageError> {
-        let (at, left) = (*offset, self.0.len.saturating_sub(*offset));
-        if left < NAME + LINE {
-            return Err(PageError::Damaged(at));
-        }
-        let count = usize::try_from(self.0.word(at + NAME).load(Ordering::Relaxed)).unwrap_or(usize::MAX);
-        if count > left / (COUNTER_NAME + 8) {
-            return Err(PageError::Damaged(at));
-        }
-        let values = (at + NAME + LINE + count * COUNTER_NAME).next_multiple_of(LINE);
-        let end = (values + count * 8).next_multiple_of(LINE);
-        if end > self.0.len {
-            return Err(PageError::Damaged(at));
-        }
-        *offset = end;
-        let counters = (0..count)
-            .map(|i| {
-                let name = self.0.text(at + NAME + LINE + i * COUNTER_NAME, COUNTER_NAME);
-                (name, self.0.word(values + i * 8).load(Ordering::Relaxed))
-            })
-            .collect();
-        Ok(Snapshot { name: self.0.text(at, NAME), counters })
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn reader_sees_worker_counters() {
-        let page = StatsPage::new(1 << 16).unwrap();
-        let a = page.block("worker0", &["rx", "tx"]).unwrap();
-        let b = page.block("worker1", &["drops"]).unwrap();
-        let reader = Reader::open(page.fd()).unwrap();
-        a.counter(1).add(7);
-        b.counter(0).add(3);
-        b.counter(0).add(1);
-        let seen = reader.read().unwrap();
-        assert_eq!(
-            seen[0],
-            Snapshot { name: "worker0".into(), counters: vec![("rx".into(), 0), ("tx".into(), 7)] }
-        );
-        assert_eq!(seen[1].counters, vec![("drops".into(), 4)]);
-    }
-
-    #[test]
-    fn readers_can_only_read() {
-        let page = StatsPage::new(4096).unwrap();
-        assert_eq!(rustix::fs::ftruncate(page.fd(), 0), Err(rustix::io::Errno::PERM));
-        assert!(Memory::map(page.fd(), 4096, ProtFlags::READ | ProtFlags::WRITE).is_err());
-        assert!(Memory::map(page.fd(), 4096, ProtFlags::READ).is_ok());
-    }
-
-    #[test]
-    fn full_page_is_an_error() {
-        let page = StatsPage::new(4096).unwrap();
-        let names = ["n"; 200];
-        assert!(matches!(page.block("big", &names), Err(PageError::Full { .. })));
-    }
-
-    #[test]
-    fn a_foreign_file_is_refused() {
-        let fd = rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC).unwrap();
-        rustix::fs::ftruncate(&fd, 4096).unwrap();
-        assert!(matches!(Reader::open(fd.as_fd()), Err(PageError::Foreign { .. })));
-    }
-}
+mod tests;

@@ -3,8 +3,10 @@
 //! A pair of RDTSC reads costs about 40 cycles, more than a stage may take per packet. Therefore one burst in
 //! [`SAMPLE`] is timed as a whole, stage by stage. In the other bursts, a lap is one predictable branch.
 
+use crate::counter::Counter;
+use crate::family::Family;
 use crate::page::Block;
-use crate::{counter::Counter, named, named::joined, tsc};
+use crate::{counters, named, tsc};
 
 /// One burst in this number is timed.
 pub const SAMPLE: u32 = 64;
@@ -12,7 +14,7 @@ pub const SAMPLE: u32 = 64;
 named! {
     /// A stage of the data path, in the order in which a packet passes them.
     #[repr(u8)]
-    pub enum Stage {
+    pub enum Stage counts Ticks {
         /// Receiving from a port that is not a virtqueue.
         Rx = "rx",
         /// Reading available descriptors, translating addresses.
@@ -70,22 +72,34 @@ pub struct StageClock {
     ticks: Block,
 }
 
-/// The names of the clock's counters on the statistics page: the stages, then the number of sampled bursts.
-pub const COUNTERS: [&str; Stage::ALL.len() + 1] = joined(Stage::NAMES, ["sampled_bursts"]);
+counters! {
+    /// Counters of a stage clock in addition to the stages.
+    pub struct StageCounts {
+        /// Bursts that were timed.
+        sampled_bursts: Bursts,
+    }
+}
+
+/// The counters of a worker's stage clock.
+pub static STAGES: Family = Family::new(
+    "stages",
+    "Time that a worker spent in each stage of the data path, in the timed bursts.",
+    &[&Stage::COUNTERS, &StageCounts::COUNTERS],
+);
 
 impl StageClock {
-    /// Creates a clock that counts in `ticks`, a block created with [`COUNTERS`].
+    /// Creates a clock that counts in `ticks`, a block of the family [`STAGES`].
     ///
     /// # Panics
     /// If the block has another number of counters.
     pub fn new(ticks: Block) -> Self {
-        assert_eq!(ticks.len(), COUNTERS.len(), "a stage clock's block is made with stage::COUNTERS");
+        assert_eq!(ticks.len(), STAGES.size(), "a stage clock's block is of the family STAGES");
         Self { last: 0, sampling: false, countdown: 1, ticks }
     }
 
     /// Creates a clock with private counters.
     pub fn private() -> Self {
-        Self::new(Block::private(&COUNTERS))
+        Self::new(Block::private(&STAGES))
     }
 
     /// Begins a burst, and decides whether it is timed.

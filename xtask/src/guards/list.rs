@@ -559,4 +559,17 @@ const LIST: &[Guard] = &[
         code: "if record.completed < size { record.completed } else { 0 }", without: "record.completed",
         package: "offcore-dsa", executable: "hostile", test: "any_completion_is_accounted_for",
     },
+    // ---- statistics ----
+    Guard {
+        name: "pages that cannot shrink",
+        file: "crates/offcore-stats/src/page/reader.rs",
+        code: "seals.contains(SealFlags::SHRINK)", without: "!seals.is_empty()",
+        package: "offcore-stats", executable: "--lib", test: "foreign_files_are_refused",
+    },
+    Guard {
+        name: "offsets in the page",
+        file: "crates/offcore-stats/src/page/memory.rs",
+        code: "is_some_and(|end| end <= self.len)", without: "is_some()",
+        package: "offcore-stats", executable: "--lib", test: "damaged_pages_are_refused",
+    },
 ];

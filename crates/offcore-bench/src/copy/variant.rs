@@ -67,7 +67,8 @@ impl Variant {
             min_copy: 0,
             pool,
             stats: &StatsPage::new(1 << 16)?,
-            name: "port0/rx0",
+            port: "port0",
+            index: 0,
         };
         let rx = Box::new(CopyRx::new(queues.0, copy)?);
         let rules = Rules::new(Forward::Mac, ADDRESSES, 0);

@@ -10,26 +10,27 @@ counters! {
     /// The mover's own counters.
     pub struct MoverStats {
         /// Copies made by the core as planned.
-        core_copies,
+        core_copies: Copies,
         /// Bytes of copies made by the core.
-        core_bytes,
+        core_bytes: Bytes,
         /// Copies that the core made or completed because a channel failed them.
-        fallbacks,
+        fallbacks: Copies,
         /// Copies that the core made because no channel of the queue was in service with room for the packet's copies.
-        overflow,
+        overflow: Copies,
         /// Channel resets because of copies that did not complete in time.
-        resets,
+        resets: Events,
         /// Copies held in quarantine until a reset proved that the engine would not execute them.
-        quarantined,
+        quarantined: Copies,
         /// Copies that failed because the memory of the queue's guest was inaccessible.
-        faults,
+        faults: Copies,
         /// Number of times that a channel was taken out of service.
-        out_of_service,
-        channels_out,
+        out_of_service: Events,
+        /// Channels that are out of service now.
+        channels_out: Events gauge,
         /// Bursts sent through an out-of-service channel to test whether it works again.
-        probes,
+        probes: Bursts,
         /// Copies made by the core that had to wait in the reorder ring for older copies of an engine.
-        held_by_order,
+        held_by_order: Copies,
     }
 }
 

@@ -95,7 +95,7 @@ impl Setup {
     fn with(ports: usize, shared: Arc<Shared>, room: usize) -> Self {
         let input: Vec<_> = (0..ports).map(|_| (Frames::default(), RxCounters::private())).collect();
         let output: Vec<_> = (0..ports).map(|_| (Frames::default(), TxCounters::private())).collect();
-        let counters: Vec<Block> = (0..ports).map(|_| Block::private(&Count::NAMES)).collect();
+        let counters: Vec<Block> = (0..ports).map(|_| Block::private(&BRIDGE_PORT)).collect();
         let page_ins: Vec<_> = (0..ports).map(|_| Arc::default()).collect();
         let inputs = input.iter().enumerate().map(|(port, (frames, counters))| {
             let rx = Box::new(Feed(Arc::clone(frames), counters.clone()));

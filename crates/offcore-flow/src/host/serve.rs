@@ -74,7 +74,7 @@ use rustix::io::Errno;
 use crate::host::{App, Calls};
 use crate::worker::task::Wakes;
 use application::Application;
-pub use counts::ServeCounts;
+pub use counts::{ServeCounts, TCP_SERVE};
 use descriptors::Descriptors;
 use door::LONGEST;
 use key::{Key, Source};
@@ -148,7 +148,7 @@ pub struct Serve {
 }
 
 impl Serve {
-    /// Opens the socket. The counters are published in `stats`, a block created with [`ServeCounts::NAMES`].
+    /// Opens the socket. The counters are published in `stats`, a block of the family [`TCP_SERVE`].
     ///
     /// # Errors
     /// Fails if another stack serves at the path, or with the error of a system call.
@@ -156,7 +156,7 @@ impl Serve {
     /// # Panics
     /// Panics if the block has another number of counters.
     pub fn open(config: ServeConfig, stats: Block) -> Result<Self, ServeError> {
-        assert_eq!(stats.len(), ServeCounts::NAMES.len(), "the block is made with ServeCounts::NAMES");
+        assert_eq!(stats.len(), TCP_SERVE.size(), "the block is of the family TCP_SERVE");
         let pairs = Pairs::calibrate()?;
         let polling = Polling::new()?;
         let admission = Admission::open(&config)?;

@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use offcore_stats::named::joined;
 use offcore_stats::page::{Block, PageError, StatsPage};
+use offcore_stats::{Family, Label};
 use offcore_tcp::path::{Path, PathStats};
 use offcore_tcp::proto::{DropReason, IfaceInfo, Info, StackCounts};
 
@@ -12,10 +12,12 @@ const EVERY: u64 = 100_000;
 /// Maximum number of connections in a report.
 pub const MOST: usize = 1000;
 
-/// Counters of a host: the stack's counters, packets that were not created because no buffer was free, and fragments
-/// that were not reassembled.
-pub const HOST_COUNTERS: [&str; StackCounts::NAMES.len() + 2] =
-    joined(StackCounts::NAMES, ["starved", "fragments_dropped"]);
+/// The counters of a host's stack and path.
+pub static TCP: Family =
+    Family::new("tcp", "The TCP/IP stack of a host.", &[&StackCounts::COUNTERS, &PathStats::COUNTERS]);
+/// The dropped packets of a host.
+pub(crate) static TCP_DROPS: Family =
+    Family::new("tcp_drops", "Packets that a host dropped.", &[&DropReason::COUNTERS]);
 
 /// A recent snapshot of a host's state, without its counters.
 #[derive(Debug)]
@@ -57,8 +59,8 @@ impl Watched {
         state: Arc<HostState>,
         worker: usize,
     ) -> Result<Self, PageError> {
-        let counts = page.block(&format!("lcore{lcore}/tcp"), &HOST_COUNTERS)?;
-        let drops = page.block(&format!("lcore{lcore}/tcp_drops"), DropReason::NAMES)?;
+        let counts = page.block(&TCP, &[(Label::Lcore, &lcore)])?;
+        let drops = page.block(&TCP_DROPS, &[(Label::Lcore, &lcore)])?;
         Ok(Self { counts, drops, state, worker, due: 0 })
     }
 
@@ -77,8 +79,7 @@ impl Watched {
     }
 
     fn tell(&mut self, now: u64, path: &mut Path) {
-        let PathStats { starved, fragments_dropped } = path.stats();
-        self.counts.set(path.stack.counts().values().into_iter().chain([starved, fragments_dropped]));
+        self.counts.set(path.stack.counts().values().into_iter().chain(path.stats().values()));
         self.drops.set(path.stack.drops().iter().map(|(_, count)| count));
         // A reader holds the lock only for a moment, but a worker must not wait for it.
         let HostState { interfaces, connections } = &*self.state;

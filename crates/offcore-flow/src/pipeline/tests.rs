@@ -143,7 +143,7 @@ fn through_with(
     }
     sender.join().unwrap();
     assert_eq!(rx.counters().packets(), numbers.len() as u64);
-    let counters = (0..WorkCount::NAMES.len()).map(|i| rx.work.counter(i).value()).collect();
+    let counters = (0..WorkCounts::COUNTERS.len()).map(|i| rx.work.counter(i).value()).collect();
     drop((rx, elsewhere, side));
     let mut cache = pool.cache();
     let all: Vec<Packet> = std::iter::from_fn(|| cache.take()).collect();
@@ -232,7 +232,7 @@ fn packets_are_split_marked_and_steered() {
 
 /// Returns the counters for these numbers of bursts and results.
 fn bursts_of(bursts: u64, hits: u64, more: impl FnOnce(&mut [u64])) -> Vec<u64> {
-    let mut counters = vec![0; WorkCount::NAMES.len()];
+    let mut counters = vec![0; WorkCounts::COUNTERS.len()];
     (counters[WorkCount::Bursts as usize], counters[WorkCount::Hits as usize]) = (bursts, hits);
     more(&mut counters);
     counters

@@ -6,7 +6,7 @@ use offcore_mem::{Burst, Packet, Pool};
 use offcore_port::generator::sequence::{Arrival, Sequence};
 use offcore_port::{Context, RxCounters, RxQueue};
 use offcore_stats::page::Block;
-use offcore_stats::{Histogram, Stage, counters, tsc};
+use offcore_stats::{Family, Histogram, Stage, counters, tsc};
 use offcore_wire::ethernet::FCS_LEN;
 use offcore_wire::stamp::{self, DUE_RANGE, Stamp, StampError};
 
@@ -97,18 +97,30 @@ struct Flow {
 counters! {
     /// Counters of a receiver, or their increments for one burst.
     pub(super) struct Received {
-        received,
-        bytes,
-        verified,
-        /// Wraps below 0 if a packet that was counted as lost arrives late.
-        lost,
-        reordered,
-        duplicates,
-        corrupt,
-        foreign,
-        malformed,
+        /// Packets received, including duplicates.
+        received: Packets,
+        /// Bytes of packets received for the first time, including the FCS.
+        bytes: Bytes,
+        /// Packets whose content was compared byte for byte.
+        verified: Packets,
+        /// Missing packets. The counter wraps below 0 if a packet that was counted as lost arrives late.
+        lost: Packets gauge,
+        /// Packets received after a packet of their flow with a higher number.
+        reordered: Packets,
+        /// Packets received again.
+        duplicates: Packets,
+        /// Packets whose content, length or number differs from the packet that was sent.
+        corrupt: Packets,
+        /// Packets from other senders.
+        foreign: Packets,
+        /// Packets shorter than their headers, or shorter than the headers say.
+        malformed: Packets,
     }
 }
+
+/// The counters of a receiver.
+pub(super) static RECEIVER: Family =
+    Family::new("receiver", "Packets that a generator receives on a port.", &[&Received::COUNTERS]);
 
 /// Receive state of a stream.
 #[derive(Debug)]

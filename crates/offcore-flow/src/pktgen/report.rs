@@ -23,34 +23,34 @@ counters! {
     #[derive(Serialize)]
     pub struct Counts {
         /// Packets that the port sent.
-        sent,
+        sent: Packets,
         /// Bytes of sent packets, including the FCS.
-        sent_bytes,
+        sent_bytes: Bytes,
         /// Packets that the port accepted but did not send, because they were too big or the link was down.
-        tx_dropped,
+        tx_dropped: Packets,
         /// Due packets that were given up because nothing could be sent for a second.
-        given_up,
+        given_up: Packets,
         /// Packets received, including duplicates.
-        received,
+        received: Packets,
         /// Bytes of packets received for the first time, including the FCS.
-        received_bytes,
+        received_bytes: Bytes,
         /// Packets whose content was compared byte for byte.
-        verified,
+        verified: Packets,
         /// Missing packets below the highest number received in their flow; in a final report, all missing packets.
-        lost,
+        lost: Packets gauge,
         /// Packets received after a packet of their flow with a higher number.
-        reordered,
+        reordered: Packets,
         /// Packets received again; their first arrival is not included.
-        duplicates,
+        duplicates: Packets,
         /// Packets whose content, length or number differs from the packet that was sent. If the number or the headers
         /// are corrupt, the packet does not count as received, and therefore counts as lost.
-        corrupt,
+        corrupt: Packets,
         /// Packets that the receiving port dropped before they could be identified. They count as lost.
-        rx_dropped,
+        rx_dropped: Packets,
         /// Packets from other senders.
-        foreign,
+        foreign: Packets,
         /// Invalid packets: shorter than their headers, or shorter than the headers say.
-        malformed,
+        malformed: Packets,
     }
 }
 

@@ -7,30 +7,34 @@ use offcore_mem::{Burst, Packet};
 use offcore_port::offload_fallback::fall_back;
 use offcore_port::{Context, TxCounters, TxQueue};
 use offcore_stats::page::Block;
-use offcore_stats::{Stage, named, tsc};
+use offcore_stats::{Family, Stage, counters, tsc};
 
 use super::control::{Control, Settings};
 use super::rate::{Rate, Schedule};
 use super::replay::Replay;
 use super::source::Source;
 
-named! {
+counters! {
     /// Counters of a sender.
-    pub(super) enum Sent {
+    pub(super) struct SentCounts, enum Sent {
         /// Packets passed to the port, including packets that the port drops.
-        Handed = "handed",
+        Handed = handed: Packets,
         /// Packets given up as too late.
-        GivenUp = "given_up",
+        GivenUp = given_up: Packets,
         /// The version of the applied settings.
-        Applied = "applied",
-        /// Whether everything has been sent.
-        Done = "done",
+        Applied = applied: State gauge,
+        /// Whether everything has been sent (1).
+        Done = done: State gauge,
         /// Ticks from the start until everything was sent.
-        Took = "took",
+        Took = took: Ticks gauge,
         /// Ticks from then until the next packet would have been due.
-        Gap = "gap",
+        Gap = gap: Ticks gauge,
     }
 }
+
+/// The counters of a sender.
+pub(super) static SENDER: Family =
+    Family::new("sender", "Packets that a generator sends on a port.", &[&SentCounts::COUNTERS]);
 
 /// The source of packets.
 #[derive(Debug)]
@@ -262,7 +266,7 @@ mod tests {
         };
         let replay = Replay::new(capture, true, 1.0, tsc::hz());
         let control = Arc::new(Control::new(settings.clone()));
-        let block = Block::private(&Sent::NAMES);
+        let block = Block::private(&SENDER);
         let packets = Packets::Captured(Box::new(replay));
         let mut sender = Sender::new(Vec::new(), packets, control, block.clone());
         sender.apply(1, settings);

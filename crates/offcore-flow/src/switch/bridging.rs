@@ -1,17 +1,22 @@
 //! Assembly of the learning switch: each worker gets a bridge with its own queues of every port.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Instant;
 
 use offcore_port::Port;
+use offcore_port::stats::PortName;
 use offcore_stats::page::{Block, PageError, StatsPage};
-use offcore_stats::tsc;
+use offcore_stats::{Label, tsc};
 
 use super::config::PortShape;
 use super::{Assembly, Field, Route, SwitchError};
+use crate::bridge::Shared;
 use crate::bridge::fdb::{Clock, MAX_PORTS};
-use crate::bridge::{Bridge, BridgeConfig, Count, Input, Shared};
+use crate::bridge::{
+    AgedCounts, BRIDGE, BRIDGE_AGED, BRIDGE_PORT, Bridge, BridgeConfig, DatabaseCounts, Input,
+};
 
 /// Returns routes for the queues of `ports`. Worker `w` of `n` gets queues `w`, `w + n`, … of each port, both halves.
 pub(super) fn routes(ports: &[Box<dyn Port>], workers: usize) -> Vec<Route> {
@@ -65,22 +70,21 @@ pub(super) struct Bridging {
     shared: Arc<Shared>,
     clock: Option<Clock>,
     started: Instant,
-    /// Number of addresses, then forgotten stations by port.
     counters: Block,
-    ports: usize,
+    /// Forgotten stations of each port.
+    aged: Vec<Block>,
 }
 
 impl Bridging {
     fn new(config: &BridgeConfig, ports: usize, page: &StatsPage) -> Result<Self, PageError> {
-        let aged: Vec<String> = (0..ports).map(|port| format!("port{port}")).collect();
-        let names: Vec<&str> = ["addresses"].into_iter().chain(aged.iter().map(String::as_str)).collect();
+        let aged = |port| page.block(&BRIDGE_AGED, &[(Label::Port, &PortName(port))]);
         let ageing = config.ageing;
         Ok(Self {
             shared: Arc::new(Shared::new(config, ports, tsc::hz())),
             clock: (!ageing.is_zero()).then(|| Clock::new(ageing)),
             started: Instant::now(),
-            counters: page.block("bridge/aged", &names)?,
-            ports,
+            counters: page.block(&BRIDGE, &[])?,
+            aged: (0..ports).map(aged).collect::<Result<_, _>>()?,
         })
     }
 
@@ -95,9 +99,9 @@ impl Bridging {
 
     pub(super) fn publish(&self) {
         let fdb = &self.shared.fdb;
-        self.counters.counter(0).set(fdb.addresses() as u64);
-        for port in 0..self.ports {
-            self.counters.counter(1 + port).set(fdb.aged(port));
+        self.counters.set(DatabaseCounts { addresses: fdb.addresses() as u64 }.values());
+        for (port, block) in self.aged.iter().enumerate() {
+            block.set(AgedCounts { aged: fdb.aged(port) }.values());
         }
     }
 }
@@ -120,7 +124,10 @@ impl Assembly<'_> {
                 inputs.push(Input { rx: self.open_rx(worker, port, queue)?, port, turn });
                 outputs[port].push(self.open_tx(worker, port, queue)?);
             }
-            let block = |port| self.page.block(&format!("bridge/port{port}/lcore{lcore}"), &Count::NAMES);
+            let block = |port| {
+                let labels: [(_, &dyn Display); 2] = [(Label::Port, &PortName(port)), (Label::Lcore, &lcore)];
+                self.page.block(&BRIDGE_PORT, &labels)
+            };
             let counters = (0..count).map(block).collect::<Result<_, _>>()?;
             let bridge = Bridge::new(Arc::clone(&bridging.shared), inputs, outputs, counters, self.work());
             self.workers[worker].0.tasks.push(Box::new(bridge));

@@ -99,7 +99,8 @@ impl Assembly<'_> {
             min_copy: min_copy.saturating_sub(FCS_LEN),
             pool: self.pool,
             stats: &self.page,
-            name: &format!("{name}/rx{queue}"),
+            port: &name,
+            index: queue,
         };
         Ok(CopyRx::new(inner, setup)?.with_batch(batch).with_at_least(at_least))
     }

@@ -8,6 +8,7 @@ use offcore_dma::Binding;
 use offcore_mem::BURST;
 use offcore_port::netdev::NetDev;
 use offcore_port::{QueueSetup, TxQueue};
+use offcore_stats::Label;
 use offcore_tcp::path::Path;
 use offcore_tcp::proto::{Config, IfaceConfig, Out, Share, Stack};
 
@@ -18,7 +19,7 @@ use crate::engines::dma_map::Half;
 use crate::error::{Field, SwitchError};
 use crate::host::apps::Hosted;
 use crate::host::apps::epping::Epping;
-use crate::host::serve::{Serve, ServeCounts};
+use crate::host::serve::{Serve, TCP_SERVE};
 use crate::host::spread::{RelayTx, Rings, Spread, Takes, Unfinished};
 use crate::host::watched::Watched;
 use crate::host::{App, Host, HostPort};
@@ -170,8 +171,8 @@ impl Assembly<'_> {
             }
             Hosted::Others(config) => {
                 path.add_loopback();
-                let name = format!("lcore{}/tcp_serve", self.config.lcores[worker]);
-                let stats = self.page.block(&name, &ServeCounts::NAMES)?;
+                let lcore = self.config.lcores[worker];
+                let stats = self.page.block(&TCP_SERVE, &[(Label::Lcore, &lcore)])?;
                 let serve = Serve::open(config.clone(), stats);
                 (Box::new(serve.or_else(|error| Field::Serve.refuse(error.to_string()))?), tx)
             }

@@ -17,7 +17,7 @@ use std::time::Duration;
 use arrayvec::ArrayVec;
 use offcore_port::Wake;
 use offcore_stats::page::Block;
-use offcore_stats::{named, tsc};
+use offcore_stats::{Family, counters, named, tsc};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::worker::task::{Task, WakeSource};
@@ -40,9 +40,21 @@ const LONG: Duration = Duration::from_millis(1);
 /// Maximum number of descriptors that one sleep waits for. Further queues are checked like queues without events.
 const MOST: usize = 128;
 
-/// Counters of one worker's sleep on the statistics page: number of sleeps, number of sleeps ended by an event, and
-/// total duration in TSC ticks.
-pub const IDLE_COUNTERS: [&str; 3] = ["sleeps", "woken", "slept_ticks"];
+counters! {
+    /// Counters of one worker's sleep.
+    pub(crate) struct IdleCounts {
+        /// Sleeps.
+        sleeps: Events,
+        /// Sleeps ended by an event and not by a timeout.
+        woken: Events,
+        /// Total duration of sleeps.
+        slept_ticks: Ticks,
+    }
+}
+
+/// The counters of one worker's sleep.
+pub static IDLE: Family =
+    Family::new("idle", "Sleep of a worker that has nothing to do.", &[&IdleCounts::COUNTERS]);
 
 named! {
     /// Behaviour of workers that have nothing to do.
@@ -79,15 +91,20 @@ pub struct Sleeper {
 }
 
 impl Sleeper {
-    /// Creates a sleeper that counts in `stats`, a block made with [`IDLE_COUNTERS`].
+    /// Creates a sleeper that counts in `stats`, a block of the family [`IDLE`].
     ///
     /// # Panics
     /// If the block has another number of counters.
     pub fn new(stats: Block) -> Self {
-        assert_eq!(stats.len(), IDLE_COUNTERS.len(), "a sleeper's block is made with IDLE_COUNTERS");
+        assert_eq!(stats.len(), IDLE.size(), "a sleeper's block is of the family IDLE");
         let times = [LONGEST, SHORT].map(|time| Timespec::try_from(time).unwrap_or_default());
         let poll_time = PollTime::new(tsc::ticks(SHORTEST), tsc::ticks(TIMEOUT));
         Self { stats, quiet: None, in_a_row: 0, polls_until: 0, poll_time, times }
+    }
+
+    /// Returns the total duration of sleeps.
+    fn slept_ticks(&self) -> u64 {
+        IdleCounts::read(&self.stats).slept_ticks
     }
 
     /// Whether to sleep after a round that moved `packets` packets.
@@ -117,13 +134,13 @@ impl Sleeper {
     /// Sleeps, unless a task generates packets or a queue has work after all. Afterwards, the queues are
     /// [disarmed](offcore_port::RxQueue::disarm).
     pub(crate) fn sleep(&mut self, tasks: &mut [Box<dyn Task>]) {
-        let (start, slept) = (tsc::now(), self.stats.counter(2).value());
+        let (start, slept) = (tsc::now(), self.slept_ticks());
         let awake = tasks.iter().any(|task| task.generates()) || self.sleep_armed(tasks);
         for task in tasks {
             task.wake_sources(&mut WakeSource::disarm);
         }
         let now = tsc::now();
-        let looked = now.wrapping_sub(start).saturating_sub(self.stats.counter(2).value() - slept);
+        let looked = now.wrapping_sub(start).saturating_sub(self.slept_ticks() - slept);
         if looked > tsc::ticks(LONG) {
             self.polls_until = now.saturating_add(looked.saturating_mul(POLLS));
         }
@@ -166,11 +183,8 @@ impl Sleeper {
             let start = tsc::now();
             // A signal ends the sleep like a timeout: the queues are checked again.
             awake = poll(&mut events, Some(&time)).is_ok_and(|ready| ready > 0);
-            let [sleeps, woken, ticks] = [0, 1, 2].map(|counter| self.stats.counter(counter));
-            sleeps.add(1);
-            woken.add(awake.into());
             let slept = tsc::now().wrapping_sub(start);
-            ticks.add(slept);
+            IdleCounts { sleeps: 1, woken: awake.into(), slept_ticks: slept }.add_to(&self.stats);
             let mut ended = events.iter().enumerate().filter(|(_, event)| !event.revents().is_empty());
             if awake {
                 self.poll_time.slept(slept, ended.all(|(at, _)| others >> at & 1 != 0));
@@ -234,7 +248,7 @@ mod tests {
 
     #[test]
     fn packet_delays_sleep() {
-        let mut sleeper = Sleeper::new(Block::private(&IDLE_COUNTERS));
+        let mut sleeper = Sleeper::new(Block::private(&IDLE));
         let wait = |sleeper: &Sleeper| {
             let start = tsc::now();
             while tsc::now() - start < sleeper.poll_time.most {}
@@ -249,7 +263,7 @@ mod tests {
         sleeper.sleep(&mut []);
         assert!(sleeper.is_due(0), "nothing has come");
         assert_eq!((sleeper.stats.counter(0).value(), sleeper.stats.counter(1).value()), (1, 0));
-        assert!(sleeper.stats.counter(2).value() > tsc::ticks(SHORT));
+        assert!(sleeper.slept_ticks() > tsc::ticks(SHORT));
     }
 
     #[test]
@@ -312,11 +326,11 @@ mod tests {
 
     #[test]
     fn timers_end_sleep() {
-        let mut sleeper = Sleeper::new(Block::private(&IDLE_COUNTERS));
+        let mut sleeper = Sleeper::new(Block::private(&IDLE));
         let slept = |tasks: &mut [Box<dyn Task>], sleeper: &mut Sleeper| {
-            let before = sleeper.stats.counter(2).value();
+            let before = sleeper.slept_ticks();
             sleeper.sleep(tasks);
-            sleeper.stats.counter(2).value() - before
+            sleeper.slept_ticks() - before
         };
         // The shortest of several sleeps counts, because a busy machine makes some of them longer.
         let shortest = (0..50).map(|_| slept(&mut [Box::new(Timed)], &mut sleeper)).min().unwrap();
@@ -344,7 +358,7 @@ mod tests {
 
     #[test]
     fn slow_arming_keeps_worker_polling() {
-        let mut sleeper = Sleeper::new(Block::private(&IDLE_COUNTERS));
+        let mut sleeper = Sleeper::new(Block::private(&IDLE));
         assert!(!sleeper.is_due(0));
         let start = tsc::now();
         sleeper.sleep(&mut [Box::new(Slow)]);

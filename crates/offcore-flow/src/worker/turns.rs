@@ -21,8 +21,9 @@ use std::time::Duration;
 use nix::sys::resource::{UsageWho, getrusage};
 use offcore_mem::BURST;
 use offcore_port::Context;
+use offcore_port::stats::PortName;
 use offcore_stats::page::{Block, PageError, StatsPage};
-use offcore_stats::tsc;
+use offcore_stats::{Family, Label, counters, tsc};
 use rustix::time::{ClockId, clock_gettime};
 
 /// If a round takes longer than this for each party, the time of parties is measured. A turn of 32 short packets takes
@@ -51,17 +52,46 @@ const EXPENSIVE_TURN: Duration = Duration::from_millis(1);
 /// one missing page is therefore not grouped with a guest whose memory is always slow.
 const THROTTLE_FACTOR: u64 = 25;
 
-/// Counters of one worker's turns on the statistics page: turns that parties waited, the longest turn in TSC ticks,
-/// number of sleeps in turns, and their ticks. The [`PORT_COUNTERS`] of each port follow.
-const COUNTERS: [&str; 4] = ["waited", "longest_ticks", "stalls", "stalled_ticks"];
-/// Counters of a port while turns are measured: TSC ticks of its turns with packets, ticks in which it had packets or
-/// was waited for, turns that it waited, and ticks that the worker slept for its memory.
-const PORT_COUNTERS: [&str; 4] = ["used_ticks", "active_ticks", "waited", "stalled_ticks"];
+counters! {
+    /// Counters of one worker's turns.
+    pub struct TurnCounts, enum TurnCount {
+        /// Turns that ports' queues waited because they had used more time than others.
+        Waited = waited: Events,
+        /// The longest turn.
+        LongestTicks = longest_ticks: Ticks gauge,
+        /// Sleeps in turns because of ports' memory.
+        Stalls = stalls: Events,
+        /// Total duration of these sleeps.
+        StalledTicks = stalled_ticks: Ticks,
+    }
+}
+
+counters! {
+    /// Counters of a port while a worker measures turns.
+    pub struct PortTurnCounts, enum PortTurnCount {
+        /// Time of its turns with packets.
+        UsedTicks = used_ticks: Ticks,
+        /// Time in which it had packets or was waited for.
+        ActiveTicks = active_ticks: Ticks,
+        /// Turns that it waited.
+        Waited = waited: Events,
+        /// Time that the worker slept for its memory.
+        StalledTicks = stalled_ticks: Ticks,
+    }
+}
+
+/// The counters of one worker's turns.
+pub static TURNS: Family = Family::new("turns", "Turns of the ports of a worker.", &[&TurnCounts::COUNTERS]);
+/// The counters of a port's turns.
+pub static PORT_TURNS: Family =
+    Family::new("port_turns", "Turns of a port while a worker measures turns.", &[&PortTurnCounts::COUNTERS]);
 
 /// The turns of one worker.
 #[derive(Debug)]
 pub struct Turns {
     stats: Block,
+    /// Counters of each port.
+    ports: Vec<Block>,
     /// Ports have even indices, tasks without a port have odd ones.
     parties: Vec<Party>,
     /// The least time that a party with packets has used.
@@ -134,29 +164,29 @@ struct Usage {
 }
 
 impl Turns {
-    /// Creates the turns of a worker, with counters in a block `name` of `page`. There are counters such as
-    /// `portN_used_ticks` for `ports` ports.
+    /// Creates the turns of the worker on `lcore`, with counters on `page` for the worker and for `ports` ports.
     ///
     /// # Errors
-    /// [`PageError::Full`] if the page has no room for the block.
-    pub fn on(page: &StatsPage, name: &str, ports: usize) -> Result<Self, PageError> {
-        let of_port = |port| PORT_COUNTERS.map(|counter| format!("port{port}_{counter}"));
-        let ports: Vec<String> = (0..ports).flat_map(of_port).collect();
-        let counters: Vec<&str> = COUNTERS.into_iter().chain(ports.iter().map(String::as_str)).collect();
-        Ok(Self::new(page.block(name, &counters)?))
+    /// [`PageError::Full`] if the page has no room for the counters.
+    pub fn on(page: &StatsPage, lcore: usize, ports: usize) -> Result<Self, PageError> {
+        let stats = page.block(&TURNS, &[(Label::Lcore, &lcore)])?;
+        let of_port =
+            |port| page.block(&PORT_TURNS, &[(Label::Lcore, &lcore), (Label::Port, &PortName(port))]);
+        Ok(Self::new(stats, (0..ports).map(of_port).collect::<Result<_, _>>()?))
     }
 
     /// Creates the turns of a worker without ports and with private counters.
     pub fn private() -> Self {
-        Self::new(Block::private(&COUNTERS))
+        Self::new(Block::private(&TURNS), Vec::new())
     }
 
-    fn new(stats: Block) -> Self {
+    fn new(stats: Block, ports: Vec<Block>) -> Self {
         let [long_round, measured, ahead, linger, turn, long_turn, usage_interval, expensive_turn] =
             [2 * LONG_ROUND, MEASURED, AHEAD, LINGER, TURN, LONG_TURN, USAGE_INTERVAL, EXPENSIVE_TURN]
                 .map(tsc::ticks);
         Self {
             stats,
+            ports,
             parties: Vec::new(),
             least: 0,
             rest: 0,
@@ -247,8 +277,8 @@ impl Turns {
         self.named += usize::from(port.is_none());
         self.know(party);
         if self.waits(party, self.ended) {
-            self.stats.counter(0).add(1);
-            self.count(party, 2, 1);
+            self.stats.counter(TurnCount::Waited as usize).add(1);
+            self.count(party, PortTurnCount::Waited, 1);
             return 0;
         }
         self.stuck = false;
@@ -320,13 +350,13 @@ impl Turns {
     fn charge(&mut self, party: usize, now: u64, packets: usize) {
         let began = std::mem::replace(&mut self.ended, now);
         let mut ticks = now.wrapping_sub(began);
-        let longest = self.stats.counter(1);
+        let longest = self.stats.counter(TurnCount::LongestTicks as usize);
         longest.add(ticks.saturating_sub(longest.value()));
         if ticks > self.times.long_turn {
             (ticks, _) = self.long_turn(party, ticks, packets, now);
         }
         if packets > 0 {
-            self.count(party, 0, ticks);
+            self.count(party, PortTurnCount::UsedTicks, ticks);
         }
         let party = &mut self.parties[party];
         party.used += ticks;
@@ -368,9 +398,9 @@ impl Turns {
                 Some(self.remembered(if is_expensive { ran } else { slept }, now));
         }
         if slept > 0 {
-            self.stats.counter(2).add(1);
-            self.stats.counter(3).add(slept);
-            self.count(party, 3, slept);
+            self.stats.counter(TurnCount::Stalls as usize).add(1);
+            self.stats.counter(TurnCount::StalledTicks as usize).add(slept);
+            self.count(party, PortTurnCount::StalledTicks, slept);
         }
         if rest > 0 {
             self.parties[party].slow = Some(later(self.parties[party].slow, self.remembered(rest, now)));
@@ -387,11 +417,12 @@ impl Turns {
         now.wrapping_add(ticks.saturating_mul(THROTTLE_FACTOR).min(self.times.measured).max(ticks))
     }
 
-    /// Adds to a counter in [`PORT_COUNTERS`] if the party is a port with counters.
-    fn count(&self, party: usize, counter: usize, more: u64) {
-        let index = COUNTERS.len() + party / 2 * PORT_COUNTERS.len() + counter;
-        if party.is_multiple_of(2) && index < self.stats.len() {
-            self.stats.counter(index).add(more);
+    /// Adds to a counter of the party if it is a port with counters.
+    fn count(&self, party: usize, counter: PortTurnCount, more: u64) {
+        if party.is_multiple_of(2)
+            && let Some(block) = self.ports.get(party / 2)
+        {
+            block.counter(counter as usize).add(more);
         }
     }
 
@@ -412,7 +443,7 @@ impl Turns {
             if self.parties[party].idle {
                 continue;
             }
-            self.count(party, 1, round);
+            self.count(party, PortTurnCount::ActiveTicks, round);
             if !self.rests(party, self.ended) {
                 least = least.min(self.parties[party].used);
             }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use offcore_dma::Mover;
 use offcore_flow::bridge::fdb::Clock;
 use offcore_flow::bridge::vlan::PortVlans;
-use offcore_flow::bridge::{Bridge, BridgeConfig, Count, Input, Shared};
+use offcore_flow::bridge::{BRIDGE_PORT, Bridge, BridgeConfig, Input, Shared};
 use offcore_flow::worker::task::Task;
 use offcore_mem::{Burst, HEADROOM, Hugepages, Packet, Pool, PoolCache};
 use offcore_port::{Accepts, Context, RxCounters, RxQueue, TxCounters, TxQueue};
@@ -126,7 +126,7 @@ pub(crate) fn play(script: &[u8]) -> Outcome {
         clock: StageClock::private(),
         received: RxCounters::private(),
         sent: TxCounters::private(),
-        counts: Block::private(&Count::NAMES),
+        counts: Block::private(&BRIDGE_PORT),
     });
     let mut script = Script(script);
     let mut rig = Rig::new(&mut script, kept);

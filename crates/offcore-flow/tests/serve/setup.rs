@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use offcore_flow::host::serve::{Serve, ServeConfig, ServeCounts, ServeError};
+use offcore_flow::host::serve::{Serve, ServeConfig, ServeError, TCP_SERVE};
 use offcore_stats::page::Block;
 use offcore_tcp::proto::Config;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -28,7 +28,7 @@ pub(crate) fn serve_also(path: &Path, allow: &[u32]) -> Result<Serve, ServeError
 }
 
 fn open(config: ServeConfig) -> Result<Serve, ServeError> {
-    Serve::open(config, Block::private(&ServeCounts::NAMES))
+    Serve::open(config, Block::private(&TCP_SERVE))
 }
 
 /// A stack whose applications may have few connections, and a peer.

@@ -1,14 +1,16 @@
 //! Counters of a port's queues: packets received, sent, and dropped, with the reasons.
 
+use std::fmt::{self, Display, Formatter};
+use std::str::FromStr;
+
 use offcore_mem::{Burst, PoolCache};
-use offcore_stats::named;
-use offcore_stats::named::joined;
 use offcore_stats::page::{Block, PageError, StatsPage};
+use offcore_stats::{Family, Label, counters, named};
 
 named! {
     /// The reason for which a packet was dropped.
     #[repr(u8)]
-    pub enum DropReason {
+    pub enum DropReason counts Packets {
         /// RX: longer than the longest packet, or longer than a packet buffer if the port uses one per packet. TX:
         /// longer than the port or the guest's buffers can take, or needs more than 256 segments.
         TooBig = "too_big",
@@ -28,13 +30,48 @@ named! {
     }
 }
 
-/// Names of a queue's counters, in order: packets, bytes, polls that left packets with the other side because the pool
-/// had no free packet buffer, and one drop counter for each reason.
-const COUNTERS: [&str; 3 + DropReason::ALL.len()] =
-    joined(["packets", "bytes", "starved"], DropReason::NAMES);
+counters! {
+    /// Counters of a queue in addition to the dropped packets.
+    pub struct QueueCounts, enum QueueCount {
+        /// Packets received or sent.
+        Packets = packets: Packets,
+        /// Bytes of these packets, without FCS.
+        Bytes = bytes: Bytes,
+        /// Polls that left packets with the other side because no packet buffer was free.
+        Starved = starved: Events,
+    }
+}
+
+/// The name of a port with this number in statistics, such as `port0`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortName(pub usize);
+
+impl Display for PortName {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "port{}", self.0)
+    }
+}
+
+impl FromStr for PortName {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let number = name.strip_prefix("port").and_then(|number| number.parse().ok());
+        number.map(Self).ok_or_else(|| format!("port name '{name}': expected portN"))
+    }
+}
+
+/// The counters of an RX queue.
+pub static RX: Family =
+    Family::new("rx", "Packets received by a queue.", &[&QueueCounts::COUNTERS, &DropReason::COUNTERS]);
+/// The counters of a TX queue.
+pub static TX: Family =
+    Family::new("tx", "Packets sent by a queue.", &[&QueueCounts::COUNTERS, &DropReason::COUNTERS]);
+/// Index of the first drop counter.
+const DROPS: usize = QueueCounts::COUNTERS.len();
 
 macro_rules! queue_counters {
-    ($(#[$doc:meta])* $name:ident, $kind:literal) => {
+    ($(#[$doc:meta])* $name:ident, $family:ident) => {
         $(#[$doc])*
         #[derive(Clone, Debug)]
         pub struct $name(Block);
@@ -45,25 +82,25 @@ macro_rules! queue_counters {
             /// # Errors
             /// If the page is full.
             pub fn new(page: &StatsPage, port: &str, index: u16) -> Result<Self, PageError> {
-                Ok(Self(page.block(&format!(concat!("{}/", $kind, "{}"), port, index), &COUNTERS)?))
+                Ok(Self(page.block(&$family, &[(Label::Port, &port), (Label::Queue, &index)])?))
             }
 
             /// Creates counters that are not on a statistics page.
             pub fn private() -> Self {
-                Self(Block::private(&COUNTERS))
+                Self(Block::private(&$family))
             }
 
             /// Counts packets that were received or sent, and their bytes without FCS.
             #[inline(always)]
             pub fn add(&self, packets: u64, bytes: u64) {
-                self.0.counter(0).add(packets);
-                self.0.counter(1).add(bytes);
+                self.0.counter(QueueCount::Packets as usize).add(packets);
+                self.0.counter(QueueCount::Bytes as usize).add(bytes);
             }
 
             /// Counts dropped packets.
             #[inline(always)]
             pub fn drop(&self, reason: DropReason, packets: u64) {
-                self.0.counter(3 + reason as usize).add(packets);
+                self.0.counter(DROPS + reason as usize).add(packets);
             }
 
             /// Frees every packet of the burst and counts it as dropped.
@@ -76,22 +113,22 @@ macro_rules! queue_counters {
             /// Counts polls that left packets unreceived because no packet buffer was free. No packets were dropped.
             #[inline(always)]
             pub fn starved(&self, polls: u64) {
-                self.0.counter(2).add(polls);
+                self.0.counter(QueueCount::Starved as usize).add(polls);
             }
 
             /// Number of packets so far.
             pub fn packets(&self) -> u64 {
-                self.0.counter(0).value()
+                self.0.counter(QueueCount::Packets as usize).value()
             }
 
             /// Number of bytes so far, without FCS.
             pub fn bytes(&self) -> u64 {
-                self.0.counter(1).value()
+                self.0.counter(QueueCount::Bytes as usize).value()
             }
 
             /// Number of packets dropped for `reason` so far.
             pub fn dropped(&self, reason: DropReason) -> u64 {
-                self.0.counter(3 + reason as usize).value()
+                self.0.counter(DROPS + reason as usize).value()
             }
 
             /// Number of packets dropped so far.
@@ -104,9 +141,9 @@ macro_rules! queue_counters {
 
 queue_counters! {
     /// Counters of an RX queue.
-    RxCounters, "rx"
+    RxCounters, RX
 }
 queue_counters! {
     /// Counters of a TX queue.
-    TxCounters, "tx"
+    TxCounters, TX
 }

@@ -168,7 +168,8 @@ impl Bed {
             min_copy: case.min_copy,
             pool,
             stats: &stats,
-            name: "port0/rx0",
+            port: "port0",
+            index: 0,
         };
         let copy = CopyRx::new(Box::new(inner), setup).unwrap();
         let copy = copy.with_at_least(case.at_least).with_batch(case.batch);
@@ -424,7 +425,8 @@ fn invalid_settings_are_explained() {
             min_copy: 0,
             pool,
             stats: &stats,
-            name: "port0/rx0",
+            port: "port0",
+            index: 0,
         };
         let error = CopyRx::new(Box::new(inner), setup).unwrap_err().to_string();
         assert!(error.contains("port0/rx0") && error.contains("1 to 32768"), "{error}");

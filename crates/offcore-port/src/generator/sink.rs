@@ -3,7 +3,7 @@
 use offcore_mem::{Burst, Packet, Pool};
 use offcore_ring::prefetch;
 use offcore_stats::page::Block;
-use offcore_stats::{Stage, counters};
+use offcore_stats::{Family, Stage, counters};
 use offcore_wire::probe::{self, ProbeError, ProbeHeader};
 use offcore_wire::template::UDP_HEADERS_LEN;
 
@@ -48,18 +48,28 @@ pub(super) struct Sink {
 counters! {
     /// Counters of a sink, or the contribution of one burst to them.
     pub(super) struct Counts {
-        received,
-        verified,
-        /// Wraps below 0 if probes counted as lost earlier arrive late.
-        lost,
-        reordered,
-        duplicates,
-        corrupt,
-        foreign,
+        /// Probes received, including duplicates.
+        received: Packets,
+        /// Probes whose content was compared byte for byte.
+        verified: Packets,
+        /// Missing probes. The counter wraps below 0 if probes counted as lost earlier arrive late.
+        lost: Packets gauge,
+        /// Probes that arrived after a probe of their flow with a higher number.
+        reordered: Packets,
+        /// Probes that arrived again.
+        duplicates: Packets,
+        /// Probes whose content, length or number differs from the probe that was sent.
+        corrupt: Packets,
+        /// Packets of no generator.
+        foreign: Packets,
         /// Streams of other ports.
-        others,
+        others: Events,
     }
 }
+
+/// The counters of a sink.
+pub(super) static SINK: Family =
+    Family::new("sink", "Checks of the probes that a queue sends to a generator.", &[&Counts::COUNTERS]);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Content {

@@ -6,7 +6,7 @@ use std::collections::BinaryHeap;
 use arrayvec::ArrayVec;
 use offcore_mem::{BURST, Burst, Packet, Pool, PoolCache};
 use offcore_stats::page::Block;
-use offcore_stats::{SplitMix, named};
+use offcore_stats::{Family, SplitMix, named};
 use offcore_wire::checksum;
 
 use crate::DropReason;
@@ -26,8 +26,8 @@ const BUCKET: u64 = 1_000;
 pub(super) const END_OF_TIME: u64 = u64::MAX;
 
 named! {
-    /// Counters of one direction of a queue, in the block `PORT/impair_rxN` or `PORT/impair_txN`.
-    pub(super) enum Count {
+    /// Counters of one direction of a queue.
+    pub(super) enum Count counts Packets {
         /// Packets dropped.
         Lost = "lost",
         /// Packets that others deliberately overtook.
@@ -40,6 +40,13 @@ named! {
         TooMany = "too_many",
     }
 }
+
+/// The counters of impairments of received packets.
+pub(super) static IMPAIR_RX: Family =
+    Family::new("impair_rx", "Impairments of the packets received by a queue.", &[&Count::COUNTERS]);
+/// The counters of impairments of sent packets.
+pub(super) static IMPAIR_TX: Family =
+    Family::new("impair_tx", "Impairments of the packets sent by a queue.", &[&Count::COUNTERS]);
 
 /// The impairments. Times are in ticks.
 #[derive(Clone, Copy, Debug)]

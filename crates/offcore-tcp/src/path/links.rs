@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 
 use offcore_mem::{BURST, HEADROOM, Packet, Pool, PoolCache};
+use offcore_stats::counters;
 use offcore_wire::ethernet;
 
 use super::queue::SendQueue;
@@ -276,13 +277,14 @@ fn filled(cache: &mut PoolCache, control: &Control) -> Option<Packet> {
     Some(packet)
 }
 
-/// Counters of the path.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PathStats {
-    /// Packets that were not created, not sent, or not handed to another worker because buffers or room in a queue were
-    /// missing.
-    pub starved: u64,
-    /// Fragments that were not reassembled because they overlapped, were too many, or were incomplete when their time
-    /// expired.
-    pub fragments_dropped: u64,
+counters! {
+    /// Counters of the path.
+    pub struct PathStats {
+        /// Packets that were not created, not sent, or not handed to another worker because buffers or room in a queue
+        /// were missing.
+        starved: Packets,
+        /// Fragments that were not reassembled because they overlapped, were too many, or were incomplete when their
+        /// time expired.
+        fragments_dropped: Packets,
+    }
 }

@@ -6,53 +6,71 @@ use super::packet::Cause;
 use super::recovery::Stats as RecoveryStats;
 
 counters! {
-    /// Counters of a stack, in addition to [`Drops`](super::packet::Drops). The first six are current values, the
-    /// others are totals since its creation.
+    /// Counters of a stack, in addition to [`Drops`](super::packet::Drops). Connections are counted by their end: see
+    /// [`Cause`].
     pub struct StackCounts {
-        connections,
-        half_open,
-        time_wait,
-        neighbours,
-        /// Bytes of FIFO memory in use, and in total.
-        memory_used,
-        memory,
-        /// Connections opened by peers, and by applications.
-        accepted,
-        opened,
-        /// Connections by their end: see [`Cause`].
-        finished,
-        reset,
-        refused,
-        timed_out,
-        unreachable,
-        aborted,
-        /// Segments retransmitted in fast recovery, after timeouts, and as tail loss probes.
-        again_fast,
-        again_timeout,
-        again_probe,
-        timeouts,
+        /// Present connections.
+        connections: Connections gauge,
+        /// Present connections that are being opened.
+        half_open: Connections gauge,
+        /// Present connections in TIME-WAIT.
+        time_wait: Connections gauge,
+        /// Known neighbours.
+        neighbours: Events gauge,
+        /// Bytes of FIFO memory in use.
+        memory_used: Bytes gauge,
+        /// Bytes of FIFO memory in total.
+        memory: Bytes gauge,
+        /// Connections opened by peers.
+        accepted: Connections,
+        /// Connections opened by applications.
+        opened: Connections,
+        /// Connections that both sides have closed.
+        finished: Connections,
+        /// Connections that the peer has reset.
+        reset: Connections,
+        /// Connections that the peer has refused.
+        refused: Connections,
+        /// Connections that ended because the peer did not answer in time.
+        timed_out: Connections,
+        /// Connections that ended because the peer could not be reached.
+        unreachable: Connections,
+        /// Connections that this side has reset.
+        aborted: Connections,
+        /// Segments retransmitted in fast recovery.
+        again_fast: Packets,
+        /// Segments retransmitted after timeouts.
+        again_timeout: Packets,
+        /// Segments retransmitted as tail loss probes.
+        again_probe: Packets,
+        /// Retransmission timeouts.
+        timeouts: Events,
         /// Window reductions that were undone because they were spurious.
-        spurious,
-        /// ACKs that indicated reordering, and ACKs with a DSACK.
-        reordered,
-        duplicates,
+        spurious: Events,
+        /// ACKs that indicated reordering.
+        reordered: Packets,
+        /// ACKs with a DSACK.
+        duplicates: Packets,
         /// SACK blocks outside the data in flight.
-        bad_sacks,
+        bad_sacks: Events,
         /// Reductions caused by ECN marks.
-        marks,
+        marks: Events,
         /// Segments that were not sent because their next hop was not resolved.
-        no_station,
-        /// UDP datagrams received and sent, and those refused because of their destination.
-        datagrams_received,
-        datagrams_sent,
-        datagrams_refused,
-        /// SYN cookies sent and returned.
-        cookies_sent,
-        cookies_taken,
+        no_station: Packets,
+        /// UDP datagrams received.
+        datagrams_received: Packets,
+        /// UDP datagrams sent.
+        datagrams_sent: Packets,
+        /// UDP datagrams refused because of their destination.
+        datagrams_refused: Packets,
+        /// SYN cookies sent.
+        cookies_sent: Packets,
+        /// SYN cookies that a peer has returned.
+        cookies_taken: Packets,
         /// Connections that left TIME-WAIT early because it was full.
-        time_wait_evicted,
+        time_wait_evicted: Connections,
         /// Messages from other hosts that use our addresses.
-        address_conflicts,
+        address_conflicts: Packets,
     }
 }
 

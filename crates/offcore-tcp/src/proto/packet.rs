@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::ops::Range;
 
+use offcore_stats::named;
 use offcore_wire::{MacAddr, Sum};
 
 use super::addr::{ConnId, SOCKETS};
@@ -311,55 +312,42 @@ impl Out {
     }
 }
 
-/// Declares [`DropReason`] and the names of its variants for reports.
-macro_rules! drop_reasons {
-    ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
-        /// Why a received packet is dropped.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub enum DropReason {
-            $($(#[$doc])* $name,)*
-        }
-
-        impl DropReason {
-            /// Names of the reasons in reports, in the order of the variants.
-            pub const NAMES: &[&str] = &[$($text),*];
-        }
-    };
-}
-
-drop_reasons! {
-    /// Headers that are inconsistent in themselves or with the packet's length.
-    Malformed = "malformed",
-    /// A wrong checksum.
-    Checksum = "checksum",
-    /// A checksum left to an interface that did not compute it.
-    OpenChecksum = "open_checksum",
-    /// Neither ARP nor IP.
-    Protocol = "protocol",
-    /// Addressed to another station.
-    NotForUs = "not_for_us",
-    /// An invalid source address.
-    Source = "source",
-    /// Fragments that overlap, are too many, or were not reassembled in time.
-    Fragment = "fragment",
-    /// No matching connection. A reset is sent.
-    NoConnection = "no_connection",
-    /// Segments outside the receive window, or old segments.
-    OutOfWindow = "out_of_window",
-    /// A timestamp older than the last one (RFC 7323, 5).
-    Paws = "paws",
-    /// An acknowledgement of data that was never sent.
-    Acknowledgement = "ack_of_unsent",
-    /// No memory for the data.
-    NoSpace = "no_space",
-    /// Datagrams and connection requests to a user that has more than its share of a busy worker.
-    UserShare = "user_share",
-    /// More holes than the reassembly queue can hold.
-    TooManyHoles = "too_many_holes",
-    /// A listener whose accept queue is full.
-    Backlog = "backlog",
-    /// More answers than the rate limit allows.
-    RateLimit = "rate_limit",
+named! {
+    /// Why a received packet is dropped.
+    pub enum DropReason counts Packets {
+        /// Headers that are inconsistent in themselves or with the packet's length.
+        Malformed = "malformed",
+        /// A wrong checksum.
+        Checksum = "checksum",
+        /// A checksum left to an interface that did not compute it.
+        OpenChecksum = "open_checksum",
+        /// Neither ARP nor IP.
+        Protocol = "protocol",
+        /// Addressed to another station.
+        NotForUs = "not_for_us",
+        /// An invalid source address.
+        Source = "source",
+        /// Fragments that overlap, are too many, or were not reassembled in time.
+        Fragment = "fragment",
+        /// No matching connection. A reset is sent.
+        NoConnection = "no_connection",
+        /// Segments outside the receive window, or old segments.
+        OutOfWindow = "out_of_window",
+        /// A timestamp older than the last one (RFC 7323, 5).
+        Paws = "paws",
+        /// An acknowledgement of data that was never sent.
+        Acknowledgement = "ack_of_unsent",
+        /// No memory for the data.
+        NoSpace = "no_space",
+        /// Datagrams and connection requests to a user that has more than its share of a busy worker.
+        UserShare = "user_share",
+        /// More holes than the reassembly queue can hold.
+        TooManyHoles = "too_many_holes",
+        /// A listener whose accept queue is full.
+        Backlog = "backlog",
+        /// More answers than the rate limit allows.
+        RateLimit = "rate_limit",
+    }
 }
 
 /// Counters of dropped packets by reason.
@@ -384,7 +372,7 @@ impl Drops {
 
     /// Returns the names and counts of all reasons.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        DropReason::NAMES.iter().copied().zip(self.0)
+        DropReason::NAMES.into_iter().zip(self.0)
     }
 }
 

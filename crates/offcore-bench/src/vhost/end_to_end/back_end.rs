@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use anyhow::{Context, Result, anyhow, ensure};
 use offcore_dma::{Binding, Mode, Mover};
 use offcore_flow::Forward;
-use offcore_flow::bridge::{Bridge, BridgeConfig, Count, Input, Shared};
+use offcore_flow::bridge::{BRIDGE_PORT, Bridge, BridgeConfig, Input, Shared};
 use offcore_flow::forward::Addresses;
 use offcore_flow::forwarding::{Forwarding, Rules};
 use offcore_flow::guest_pair::GuestPair;
@@ -180,7 +180,7 @@ fn forwarding(
 /// Creates a learning switch with all ports.
 fn bridge(rxs: Vec<Box<dyn RxQueue>>, txs: Vec<Box<dyn TxQueue>>) -> Bridge {
     let shared = Shared::new(&BridgeConfig::default(), rxs.len(), tsc::hz());
-    let counters = rxs.iter().map(|_| Block::private(&Count::NAMES)).collect();
+    let counters = rxs.iter().map(|_| Block::private(&BRIDGE_PORT)).collect();
     let inputs = (0..).zip(rxs).map(|(port, rx)| Input { rx, port, turn: 0 }).collect();
     Bridge::new(Arc::new(shared), inputs, txs.into_iter().map(|tx| vec![tx]).collect(), counters, 0)
 }

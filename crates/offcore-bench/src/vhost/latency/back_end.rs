@@ -13,22 +13,19 @@ use offcore_flow::Forward;
 use offcore_flow::forward::Addresses;
 use offcore_flow::forwarding::{Forwarding, Rules};
 use offcore_flow::task::Task;
-use offcore_flow::worker::turns::Turns;
-use offcore_flow::worker::{MOVER_COUNTERS, Worker};
+use offcore_flow::worker::Worker;
+use offcore_flow::worker::stats::{AUTO, ClassCounts, MoverBlocks};
+use offcore_flow::worker::turns::{PORT_TURNS, PortTurnCounts, TURNS, TurnCounts, Turns};
 use offcore_mem::Pool;
 use offcore_port::vhost::VhostPort;
 use offcore_port::{Port, QueueSetup};
-use offcore_stats::page::{Reader, StatsPage};
-use offcore_stats::{StageClock, lcore};
+use offcore_stats::page::{Block, Reader, Snapshot, StatsPage};
+use offcore_stats::{Family, StageClock, lcore};
 use offcore_vhost::BackendConfig;
 
 use crate::BURST;
 use crate::guests::guest::{PEER_MAC, PORT_MAC};
 use crate::method::copier::CHANNEL;
-
-/// Names of the statistics blocks that are read.
-const STATS: &str = "mover";
-const TURNS: &str = "turns";
 
 /// Vhost ports and their worker, which forwards until it is stopped.
 #[derive(Debug)]
@@ -37,6 +34,8 @@ pub(in crate::vhost) struct BackEnd {
     thread: Option<JoinHandle<usize>>,
     stepper: Option<Stepper>,
     page: StatsPage,
+    /// Keeps the counters on the page when the worker has ended.
+    _blocks: Vec<Block>,
     /// Dropped after the worker has ended: dropping a port waits until the worker has released its virtqueues.
     _ports: Vec<VhostPort>,
 }
@@ -78,10 +77,11 @@ impl BackEnd {
             mover,
             cache: pool.cache(),
             clock: StageClock::private(),
-            turns: Turns::on(&page, TURNS, sockets.len())?,
-            mover_stats: page.block(STATS, &MOVER_COUNTERS)?,
+            turns: Turns::on(&page, core, sockets.len())?,
+            mover_stats: MoverBlocks::on(&page, core)?,
             channel_stats: Vec::new(),
         };
+        let blocks = page.blocks();
         let stop = Arc::new(AtomicBool::new(false));
         let (ready, pinned) = std::sync::mpsc::channel();
         let flag = Arc::clone(&stop);
@@ -90,7 +90,7 @@ impl BackEnd {
             let _ = ready.send(lcore::pin(core));
             worker.run(None, &flag)
         })?;
-        let back_end = Self { stop, thread: Some(thread), stepper, page, _ports: ports };
+        let back_end = Self { stop, thread: Some(thread), stepper, page, _blocks: blocks, _ports: ports };
         pinned.recv().context("the worker's thread has ended")??;
         Ok(back_end)
     }
@@ -106,30 +106,23 @@ impl BackEnd {
     /// Returns the copies made so far by the core and by the engine, as counted in mode `auto`. A worker updates these
     /// counters every 1024 rounds.
     pub(in crate::vhost) fn copies(&self) -> Result<[u64; 2]> {
-        let counters = self.counters(STATS)?;
-        let sum = |end: &str| {
-            let of_class = |name: &str| name.starts_with("auto_") && name.ends_with(end);
-            counters.iter().filter(|(name, _)| of_class(name)).map(|(_, value)| value).sum()
-        };
-        Ok([sum("_by_core"), sum("_by_engine")])
+        let classes = self.blocks(&AUTO)?.iter().map(ClassCounts::decode).collect::<Vec<_>>();
+        Ok([classes.iter().map(|of| of.by_core).sum(), classes.iter().map(|of| of.by_engine).sum()])
     }
 
     /// Returns the counters of turns in TSC ticks, which are kept while turns are measured: the longest turn, the time
     /// used for the packets of the first socket, and the time in which that socket had packets.
     pub(in crate::vhost) fn turns(&self) -> Result<[u64; 3]> {
-        let counters = self.counters(TURNS)?;
-        let value = |name: &str| counters.iter().find(|(n, _)| n == name).map(|(_, value)| *value);
-        let names = ["longest_ticks", "port0_used_ticks", "port0_active_ticks"];
-        let [Some(longest), Some(used), Some(active)] = names.map(value) else {
-            bail!("no turns are counted")
-        };
-        Ok([longest, used, active])
+        let (turns, ports) = (self.blocks(&TURNS)?, self.blocks(&PORT_TURNS)?);
+        let (Some(turns), Some(port)) = (turns.first(), ports.first()) else { bail!("no turns are counted") };
+        let PortTurnCounts { used_ticks, active_ticks, .. } = PortTurnCounts::decode(port);
+        Ok([TurnCounts::decode(turns).longest_ticks, used_ticks, active_ticks])
     }
 
-    fn counters(&self, name: &str) -> Result<Vec<(String, u64)>> {
+    /// Returns the blocks of a family, in the order of their creation.
+    fn blocks(&self, family: &Family) -> Result<Vec<Snapshot>> {
         let blocks = Reader::open(self.page.fd())?.read()?;
-        let block = blocks.into_iter().find(|block| block.name == name).context("no statistics")?;
-        Ok(block.counters)
+        Ok(blocks.into_iter().filter(|block| block.is_of(family)).collect())
     }
 
     /// Stops the worker. Returns the number of packets that it could not finish.

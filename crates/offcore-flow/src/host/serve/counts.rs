@@ -1,31 +1,42 @@
 //! Counters of a server of applications, and a limit of one warning per second.
 
-use offcore_stats::counters;
+use offcore_stats::{Family, counters};
 
 counters! {
-    /// Counters of a server of applications. The first four are current values, the others count from its start.
+    /// Counters of a server of applications.
     pub struct ServeCounts {
-        applications,
-        processes,
-        sessions,
+        /// Present applications.
+        applications: Events gauge,
+        /// Present processes of applications.
+        processes: Events gauge,
+        /// Present sessions.
+        sessions: Events gauge,
         /// Applications whose marks are read in each round.
-        awake,
+        awake: Events gauge,
         /// Bytes written to announce data.
-        tokens,
+        tokens: Bytes,
         /// Gates that were opened.
-        gates,
-        /// Bytes written without the library: sent bytes, and lost bytes.
-        relayed,
-        unsent,
+        gates: Events,
+        /// Bytes sent that were written without the library.
+        relayed: Bytes,
+        /// Bytes lost that were written without the library.
+        unsent: Bytes,
         /// Number of times an application woke the worker.
-        woken,
+        woken: Events,
         /// Processes that were refused, and connections that were reset because descriptors, numbers or memory were
         /// exhausted.
-        refused,
+        refused: Events,
         /// Sessions that were reset, and processes whose socket was closed, because of invalid data.
-        misused,
+        misused: Events,
     }
 }
+
+/// The counters of a server of applications.
+pub static TCP_SERVE: Family = Family::new(
+    "tcp_serve",
+    "The server of a host for applications in other processes.",
+    &[&ServeCounts::COUNTERS],
+);
 
 /// Limits a warning to one per second.
 #[derive(Debug, Default)]

@@ -46,7 +46,7 @@ impl TestServer {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("offcore-limits-{}-{number}", std::process::id()));
         let config = ServeConfig { path, allow: Vec::new(), memory: MEMORY, connections: 1 << 16 };
-        let serve = Serve::open(config, Block::private(&ServeCounts::NAMES)).unwrap();
+        let serve = Serve::open(config, Block::private(&TCP_SERVE)).unwrap();
         let stack = Stack::new(Config { memory: MEMORY, ..Config::default() }).unwrap();
         Self { serve, stack, out: Out::default(), now: 1 }
     }

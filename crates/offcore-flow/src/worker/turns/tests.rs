@@ -101,12 +101,12 @@ impl World {
 
     /// Returns two counters of a port: ticks used, and ticks in which it was active.
     fn counted_of(&self, port: usize) -> [u64; 2] {
-        let first = COUNTERS.len() + PORT_COUNTERS.len() * port;
-        [0, 1].map(|counter| self.turns.stats.counter(first + counter).value())
+        let PortTurnCounts { used_ticks, active_ticks, .. } = PortTurnCounts::read(&self.turns.ports[port]);
+        [used_ticks, active_ticks]
     }
 
     fn counted(&self) -> [u64; 4] {
-        std::array::from_fn(|counter| self.turns.stats.counter(counter).value())
+        TurnCounts::read(&self.turns.stats).values()
     }
 }
 
@@ -332,7 +332,7 @@ fn preempted_task_is_not_charged() {
 fn share_of_each_port_is_counted() {
     let mut world = World::new(0);
     let page = StatsPage::new(1 << 12).unwrap();
-    world.turns.stats = Turns::on(&page, "turns", 2).unwrap().stats;
+    world.turns.ports = Turns::on(&page, 3, 2).unwrap().ports;
     // Two ports, and between them a task without a port and without packets.
     (0..3).for_each(|task| world.turns.know(task));
     world.run(100_000 * US, &[Runs(500 * US), Runs(US), Runs(2 * US)], |_, task| task != 1);
@@ -348,10 +348,12 @@ fn share_of_each_port_is_counted() {
     assert_eq!(after[0], before[0]);
     assert!(after[1] - before[1] < 1000 * US);
     world.run(10_000 * US, &[Runs(US), Runs(US), Sleeps(2000 * US)], |_, task| task == 2);
-    let stalled = [0, 1].map(|port| world.turns.stats.counter(COUNTERS.len() + 4 * port + 3).value());
+    let stalled = [0, 1].map(|port: usize| PortTurnCounts::read(&world.turns.ports[port]).stalled_ticks);
     assert!(stalled[0] == 0 && stalled[1] >= 4000 * US, "{stalled:?}");
-    let names = &Reader::open(page.fd()).unwrap().read().unwrap()[0].counters;
-    assert_eq!(names[8].0, "port1_used_ticks");
+    let blocks = Reader::open(page.fd()).unwrap().read().unwrap();
+    let block = blocks.iter().find(|block| block.label(Label::Port) == Some("port1")).unwrap();
+    assert_eq!((block.label(Label::Lcore), block.is_of(&PORT_TURNS)), (Some("3"), true));
+    assert_eq!(PortTurnCounts::decode(block).stalled_ticks, stalled[1]);
 }
 
 #[test]

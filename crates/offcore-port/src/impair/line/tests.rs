@@ -27,7 +27,7 @@ impl Rig {
             panic!("{keys} are no keys of an impair port")
         };
         let pool = Pool::new(8192, 2048, Hugepages::None).unwrap();
-        let line = Line::new(&spec, 0, HZ, limit, pool, Block::private(&Count::NAMES));
+        let line = Line::new(&spec, 0, HZ, limit, pool, Block::private(&IMPAIR_RX));
         Self { line, cache: pool.cache(), now: 1_000_000, next: 0, dropped: 0 }
     }
 

@@ -1,0 +1,89 @@
+//! The reporter: reads the statistics page and the state of a host.
+
+use std::sync::{Arc, PoisonError};
+use std::time::Instant;
+
+use offcore_stats::page::{PageError, Reader, Snapshot};
+use offcore_stats::tsc;
+
+use super::decode::{self, Seen};
+use super::{ConnectionReport, IfaceReport, Report};
+use crate::host::watched::{HostState, MOST};
+
+/// Creates reports from a statistics page.
+#[derive(Debug)]
+pub struct Reporter {
+    reader: Reader,
+    started: Instant,
+    /// Last check before any packet was counted.
+    quiet: Instant,
+    /// Number of packets, and the time of the check that saw it change.
+    moved: (u64, Instant),
+    last: Option<(Instant, Vec<Snapshot>)>,
+    host: Arc<HostState>,
+}
+
+impl Reporter {
+    /// Creates a reporter for `reader`'s page and a host's state.
+    pub fn new(reader: Reader, host: Arc<HostState>) -> Self {
+        let started = Instant::now();
+        Self { reader, started, quiet: started, moved: (0, started), last: None, host }
+    }
+
+    /// Checks whether packets arrive or leave. Call it regularly: the rates of a first report cover the time in which
+    /// they do.
+    ///
+    /// # Errors
+    /// If the page is damaged.
+    pub fn look(&mut self) -> Result<(), PageError> {
+        let now = Instant::now();
+        let snapshot = self.reader.read()?;
+        match snapshot.iter().map(decode::packets).sum::<u64>() {
+            0 => self.quiet = now,
+            packets if packets != self.moved.0 => self.moved = (packets, now),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Returns the current counters. Rates cover the time since the last report. In the first report, they cover the
+    /// time in which [packets moved](Self::look), or the whole time if none did.
+    ///
+    /// # Errors
+    /// If the page is damaged.
+    pub fn report(&mut self, kind: &'static str) -> Result<Report, PageError> {
+        let now = Instant::now();
+        let snapshot = self.reader.read()?;
+        let elapsed = match &self.last {
+            Some((at, _)) => now - *at,
+            None if self.moved.0 > 0 => self.moved.1.saturating_duration_since(self.quiet),
+            None => now - self.quiet,
+        };
+        let before = self.last.as_ref().map_or(&[][..], |(_, blocks)| blocks);
+        let mut report = Report {
+            report: kind,
+            seconds: (now - self.started).as_secs_f64(),
+            over_seconds: elapsed.as_secs_f64(),
+            tsc_hz: tsc::hz(),
+            ..Report::default()
+        };
+        for block in &snapshot {
+            let previous = before.iter().find(|other| other.is_same(block));
+            decode::add(&mut report, &Seen { block, previous, elapsed });
+        }
+        let interfaces = self.host.interfaces.lock().unwrap_or_else(PoisonError::into_inner);
+        let interfaces = interfaces.iter().enumerate();
+        report.interfaces = interfaces.map(|(number, info)| IfaceReport::new(number, info)).collect();
+        report.connections = self.host.connections.as_ref().map(|workers| {
+            let mut all = Vec::new();
+            for connections in workers {
+                let connections = connections.lock().unwrap_or_else(PoisonError::into_inner);
+                all.extend(connections.iter().map(ConnectionReport::from));
+            }
+            all.truncate(MOST);
+            all
+        });
+        self.last = Some((now, snapshot));
+        Ok(report)
+    }
+}
