@@ -8,9 +8,11 @@ mod tests;
 
 use std::net::SocketAddr;
 
-use offcore_tcp::proto::Info;
+use offcore_tcp::path::PathStats;
+use offcore_tcp::proto::{Info, StackCounts};
 use serde::{Serialize, Serializer};
 
+use crate::host::serve::ServeCounts;
 pub use interfaces::{AddressReport, IfaceReport};
 pub use reporter::Reporter;
 
@@ -173,27 +175,16 @@ pub struct DecisionReport {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TcpReport {
     pub lcore: u32,
-    /// The counters of the family [`TCP`](crate::host::watched::TCP).
-    #[serde(flatten, serialize_with = "as_map")]
-    pub counts: Vec<(String, u64)>,
+    #[serde(flatten, serialize_with = "stack_counts")]
+    pub stack: StackCounts,
+    #[serde(flatten, serialize_with = "path_stats")]
+    pub path: PathStats,
     /// Packets dropped since the start, by reason. Reasons without drops are omitted.
     #[serde(serialize_with = "as_map")]
     pub drops: Vec<(String, u64)>,
-    /// See [`ServeCounts`](crate::host::serve::ServeCounts). Empty unless applications in other processes are served.
-    #[serde(serialize_with = "as_map", skip_serializing_if = "Vec::is_empty")]
-    pub serve: Vec<(String, u64)>,
-}
-
-impl TcpReport {
-    /// Returns the counter `name`.
-    pub fn count(&self, name: &str) -> u64 {
-        self.counts.iter().find(|(known, _)| known == name).map_or(0, |(_, count)| *count)
-    }
-
-    /// Returns the counter `name` of the server for applications in other processes.
-    pub fn served(&self, name: &str) -> u64 {
-        self.serve.iter().find(|(known, _)| known == name).map_or(0, |(_, count)| *count)
-    }
+    /// `None` unless applications in other processes are served.
+    #[serde(serialize_with = "serve_counts", skip_serializing_if = "Option::is_none")]
+    pub serve: Option<ServeCounts>,
 }
 
 /// A connection of a host.
@@ -230,6 +221,18 @@ impl From<&Info> for ConnectionReport {
 /// Serializes named values as one object, in their order.
 fn as_map<S: Serializer, V: Serialize>(values: &[(String, V)], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_map(values.iter().map(|(name, value)| (name, value)))
+}
+
+fn stack_counts<S: Serializer>(counts: &StackCounts, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(counts.named())
+}
+
+fn path_stats<S: Serializer>(stats: &PathStats, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(stats.named())
+}
+
+fn serve_counts<S: Serializer>(counts: &Option<ServeCounts>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(counts.unwrap_or_default().named())
 }
 
 /// Counters of the learning switch for one port, over all workers.

@@ -100,6 +100,11 @@ macro_rules! counters {
                 [$(self.$counter),*]
             }
 
+            /// Returns the names and values of the counters.
+            $vis fn named(self) -> impl Iterator<Item = (&'static str, u64)> {
+                Self::COUNTERS.iter().map(|counter| counter.name).zip(self.values())
+            }
+
             /// Reads the first counters of a block.
             $vis fn read(block: &$crate::page::Block) -> Self {
                 let [$($counter),*] = std::array::from_fn(|index| block.counter(index).value());

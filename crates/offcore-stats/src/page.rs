@@ -285,7 +285,7 @@ unsafe impl Sync for Values {}
 #[derive(Debug)]
 enum Owner {
     Page { memory: Arc<Memory>, place: Place, values: Values, freed: Sender<Place> },
-    Private(Arc<[Counter]>),
+    Private { _counters: Arc<[Counter]> },
 }
 
 impl Drop for Owner {
@@ -306,14 +306,14 @@ impl Block {
         let len = family.size();
         let counters: Arc<[Counter]> = (0..len).map(|_| Counter::new()).collect();
         let values = Values { first: NonNull::from(&*counters).cast(), len };
-        Self { _owner: Arc::new(Owner::Private(counters)), values }
+        Self { _owner: Arc::new(Owner::Private { _counters: counters }), values }
     }
 
     /// Returns a handle of an owner's block.
     fn of(owner: Arc<Owner>) -> Option<Self> {
         match *owner {
             Owner::Page { values, .. } => Some(Self { _owner: owner, values }),
-            Owner::Private(_) => None,
+            Owner::Private { .. } => None,
         }
     }
 

@@ -282,7 +282,7 @@ impl Watch<'_> {
             return Ok(false);
         }
         let report = self.running.reporter()?.report("interval")?;
-        Ok(report.tcp.iter().all(|host| host.served("applications") == 0))
+        Ok(report.tcp.iter().all(|host| host.serve.is_none_or(|serve| serve.applications == 0)))
     }
 
     fn finish(mut self, stopped_by: StoppedBy) -> Result<(), Failure> {

@@ -11,12 +11,14 @@ use offcore_port::stats::{PortName, QueueCounts, RX, TX};
 use offcore_stats::page::Snapshot;
 use offcore_stats::stage::{Group, STAGES};
 use offcore_stats::{Family, Label, Stage};
+use offcore_tcp::path::PathStats;
+use offcore_tcp::proto::{DropReason as StackDrop, StackCounts};
 
 use super::{BridgePortReport, BridgeReport, ChannelReport, CopyReport, DecisionReport, QueueReport, Report};
 use super::{TcpReport, TurnsReport, WorkReport, WorkerReport};
 use crate::bridge::{AgedCounts, BRIDGE, BRIDGE_AGED, BRIDGE_PORT, DatabaseCounts, PortCounts};
 use crate::copy::{COPY, CopyCounts};
-use crate::host::serve::TCP_SERVE;
+use crate::host::serve::{ServeCounts, TCP_SERVE};
 use crate::host::watched::{TCP, TCP_DROPS};
 use crate::pipeline::{WORK, WorkCounts};
 use crate::worker::idle::{IDLE, IdleCounts};
@@ -238,24 +240,20 @@ fn host<'a>(report: &'a mut Report, seen: &Seen<'_>) -> Option<&'a mut TcpReport
     Some(&mut report.tcp[index])
 }
 
-/// Returns the names and values of all counters of a family.
-fn named(family: &Family, seen: &Seen<'_>) -> Vec<(String, u64)> {
-    family.counters().map(|counter| (counter.name.into(), seen.block.value(counter.name))).collect()
-}
-
 fn tcp(report: &mut Report, seen: &Seen<'_>) -> Option<()> {
-    host(report, seen)?.counts = named(&TCP, seen);
+    let host = host(report, seen)?;
+    (host.stack, host.path) = (StackCounts::decode(seen.block), PathStats::decode(seen.block));
     Some(())
 }
 
 fn tcp_serve(report: &mut Report, seen: &Seen<'_>) -> Option<()> {
-    host(report, seen)?.serve = named(&TCP_SERVE, seen);
+    host(report, seen)?.serve = Some(ServeCounts::decode(seen.block));
     Some(())
 }
 
 fn tcp_drops(report: &mut Report, seen: &Seen<'_>) -> Option<()> {
-    let drops = named(&TCP_DROPS, seen).into_iter().filter(|(_, packets)| *packets > 0);
-    host(report, seen)?.drops = drops.collect();
+    let drops = StackDrop::ALL.map(|reason| (reason.name().to_string(), seen.block.value(reason.name())));
+    host(report, seen)?.drops = drops.into_iter().filter(|(_, packets)| *packets > 0).collect();
     Some(())
 }
 

@@ -11,7 +11,8 @@ use offcore_stats::{Family, Label};
 use super::decode::FAMILIES;
 use super::*;
 use crate::bridge::{AgedCounts, BRIDGE, BRIDGE_AGED, BRIDGE_PORT, DatabaseCounts, PortCounts};
-use crate::host::watched::HostState;
+use crate::host::serve::{ServeCounts, TCP_SERVE};
+use crate::host::watched::{HostState, TCP, TCP_DROPS};
 use crate::worker::stats::{AUTO, CHANNEL, ClassCounts, MOVER};
 use crate::worker::turns::{PORT_TURNS, PortTurnCounts};
 
@@ -120,4 +121,21 @@ fn bridge_counters_of_workers_are_added() {
     let ports = bridge.ports.iter().map(|port| (&*port.port, port.learned, port.aged, port.refused));
     assert_eq!(ports.collect::<Vec<_>>(), [("port0", 5, 4, 2), ("port1", 2, 0, 1)]);
     assert_eq!(bridge.addresses, 12);
+}
+
+#[test]
+fn hosts_are_reported_with_all_counters() {
+    let page = StatsPage::new(1 << 14).unwrap();
+    let lcore: (_, &dyn Display) = (Label::Lcore, &2);
+    let _blocks =
+        [block(&page, &TCP, &[lcore], 1..=TCP.size() as u64), block(&page, &TCP_DROPS, &[lcore], [0, 5])];
+    let mut reporter = reporter(&page);
+    let host = reporter.report("final").unwrap().tcp.remove(0);
+    let counts: Vec<_> = host.stack.named().chain(host.path.named()).collect();
+    assert_eq!(counts, TCP.counters().map(|counter| counter.name).zip(1..).collect::<Vec<_>>());
+    assert_eq!((host.lcore, host.drops, host.serve), (2, vec![("checksum".into(), 5)], None));
+    let serve = ServeCounts { sessions: 3, misused: 1, ..ServeCounts::default() };
+    let _serve = block(&page, &TCP_SERVE, &[lcore], serve.values());
+    let hosts = reporter.report("final").unwrap().tcp;
+    assert_eq!((hosts.len(), hosts[0].serve), (1, Some(serve)));
 }

@@ -2,7 +2,9 @@
 
 use std::fmt::Write;
 
+use offcore_flow::host::serve::ServeCounts;
 use offcore_flow::report::{ConnectionReport, IfaceReport, Report, TcpReport};
+use offcore_tcp::proto::StackCounts;
 
 use crate::output::table::columns;
 
@@ -38,7 +40,7 @@ fn interface(iface: &IfaceReport) -> String {
 pub(super) fn connections(report: &Report) -> String {
     let Some(all) = &report.connections else { return String::new() };
     let mut text = rows(all);
-    let total: u64 = report.tcp.iter().map(|host| host.count("connections")).sum();
+    let total: u64 = report.tcp.iter().map(|host| host.stack.connections).sum();
     if total > all.len() as u64 {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "  {} connections are not shown", total - all.len() as u64);
@@ -48,35 +50,30 @@ pub(super) fn connections(report: &Report) -> String {
 
 /// Formats the number of connections, and errors. Rare events are only shown if they happened.
 fn host(host: &TcpReport) -> String {
-    let count = |name: &str| host.count(name);
+    let stack = &host.stack;
     let mut text = format!(
         "  tcp lcore{}: {} connections, {} accepted, {} opened; {:.1} of {:.0} MiB of FIFOs used\n",
         host.lcore,
-        count("connections"),
-        count("accepted"),
-        count("opened"),
-        count("memory_used") as f64 / f64::from(1 << 20),
-        count("memory") as f64 / f64::from(1 << 20),
+        stack.connections,
+        stack.accepted,
+        stack.opened,
+        stack.memory_used as f64 / f64::from(1 << 20),
+        stack.memory as f64 / f64::from(1 << 20),
     );
-    if !host.serve.is_empty() {
-        text += &applications(host);
+    if let Some(serve) = &host.serve {
+        text += &applications(serve);
     }
-    let datagrams = ["datagrams_received", "datagrams_sent"].map(count);
-    if datagrams != [0; 2] {
-        let [received, sent] = datagrams;
+    let (received, sent) = (stack.datagrams_received, stack.datagrams_sent);
+    if received + sent > 0 {
         let _ = writeln!(text, "  udp: {received} datagrams received, {sent} sent");
     }
-    let again = ["again_fast", "again_timeout", "again_probe"].map(count);
-    if again.iter().sum::<u64>() > 0 {
-        let [fast, timeout, probe] = again;
+    let (fast, timeout, probe) = (stack.again_fast, stack.again_timeout, stack.again_probe);
+    if fast + timeout + probe > 0 {
         let _ = writeln!(text, "  retransmitted: {fast} fast, {timeout} after timeouts, {probe} as probes");
     }
-    let named = |names: &[(&str, &str)]| {
-        let found = names.iter().map(|(name, words)| (count(name), *words)).filter(|(count, _)| *count > 0);
-        found.map(|(count, words)| format!("{count} {words}")).collect::<Vec<_>>().join(", ")
-    };
-    for (what, names) in [("now", &NOW[..]), ("ended", &ENDED), ("seen", &SEEN)] {
-        let found = named(names);
+    for (what, counts) in [("now", &now(stack)[..]), ("ended", &ended(stack)), ("seen", &seen(host))] {
+        let found = counts.iter().filter(|(count, _)| *count > 0);
+        let found = found.map(|(count, words)| format!("{count} {words}")).collect::<Vec<_>>().join(", ");
         if !found.is_empty() {
             let _ = writeln!(text, "  {what}: {found}");
         }
@@ -89,49 +86,52 @@ fn host(host: &TcpReport) -> String {
 }
 
 /// Describes the served applications in other processes.
-fn applications(host: &TcpReport) -> String {
-    let count = |name: &str| host.served(name);
+fn applications(serve: &ServeCounts) -> String {
     let mut text = format!(
         "  applications: {} in {} processes, {} sessions; {} tokens, {} gates opened",
-        count("applications"),
-        count("processes"),
-        count("sessions"),
-        count("tokens"),
-        count("gates"),
+        serve.applications, serve.processes, serve.sessions, serve.tokens, serve.gates,
     );
-    for name in ["woken", "refused", "misused"] {
-        if count(name) > 0 {
-            let _ = write!(text, ", {} {name}", count(name));
+    for (count, what) in [(serve.woken, "woken"), (serve.refused, "refused"), (serve.misused, "misused")] {
+        if count > 0 {
+            let _ = write!(text, ", {count} {what}");
         }
     }
     text + "\n"
 }
 
-/// Counters with their names in the output.
-const NOW: [(&str, &str); 2] = [("half_open", "half open"), ("time_wait", "in TIME-WAIT")];
-const ENDED: [(&str, &str); 6] = [
-    ("finished", "finished"),
-    ("reset", "reset by the peer"),
-    ("refused", "refused"),
-    ("timed_out", "timed out"),
-    ("unreachable", "unreachable"),
-    ("aborted", "aborted"),
-];
-const SEEN: [(&str, &str); 13] = [
-    ("timeouts", "timeouts"),
-    ("spurious", "spurious reductions undone"),
-    ("reordered", "ACKs that showed reordering"),
-    ("duplicates", "ACKs of duplicates"),
-    ("bad_sacks", "SACK blocks of nothing in flight"),
-    ("marks", "ECN marks heeded"),
-    ("no_station", "segments without the next hop's station"),
-    ("cookies_sent", "SYN cookies sent"),
-    ("time_wait_evicted", "connections evicted from TIME-WAIT"),
-    ("address_conflicts", "address conflicts"),
-    ("datagrams_refused", "datagrams that could not be sent"),
-    ("fragments_dropped", "fragments not put together"),
-    ("starved", "packets not made for want of buffers"),
-];
+/// Returns counters of present connections with their names in the output.
+fn now(stack: &StackCounts) -> [(u64, &'static str); 2] {
+    [(stack.half_open, "half open"), (stack.time_wait, "in TIME-WAIT")]
+}
+
+fn ended(stack: &StackCounts) -> [(u64, &'static str); 6] {
+    [
+        (stack.finished, "finished"),
+        (stack.reset, "reset by the peer"),
+        (stack.refused, "refused"),
+        (stack.timed_out, "timed out"),
+        (stack.unreachable, "unreachable"),
+        (stack.aborted, "aborted"),
+    ]
+}
+
+fn seen(TcpReport { stack, path, .. }: &TcpReport) -> [(u64, &'static str); 13] {
+    [
+        (stack.timeouts, "timeouts"),
+        (stack.spurious, "spurious reductions undone"),
+        (stack.reordered, "ACKs that showed reordering"),
+        (stack.duplicates, "ACKs of duplicates"),
+        (stack.bad_sacks, "SACK blocks of nothing in flight"),
+        (stack.marks, "ECN marks heeded"),
+        (stack.no_station, "segments without the next hop's station"),
+        (stack.cookies_sent, "SYN cookies sent"),
+        (stack.time_wait_evicted, "connections evicted from TIME-WAIT"),
+        (stack.address_conflicts, "address conflicts"),
+        (stack.datagrams_refused, "datagrams that could not be sent"),
+        (path.fragments_dropped, "fragments not put together"),
+        (path.starved, "packets not made for want of buffers"),
+    ]
+}
 
 fn rows(all: &[ConnectionReport]) -> String {
     let rows = all.iter().map(|connection| {
@@ -155,34 +155,37 @@ fn rows(all: &[ConnectionReport]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use offcore_tcp::path::PathStats;
+
     use super::*;
 
     #[test]
     fn host_report_lists_events_and_connections() {
-        let counts = |all: &[(&str, u64)]| all.iter().map(|(name, n)| (name.to_string(), *n)).collect();
         let host = TcpReport {
             lcore: 0,
-            counts: counts(&[
-                ("connections", 3),
-                ("accepted", 12),
-                ("memory_used", 3 << 19),
-                ("memory", 64 << 20),
-                ("again_fast", 5),
-                ("again_probe", 1),
-                ("finished", 9),
-                ("time_wait", 2),
-                ("marks", 4),
-                ("datagrams_received", 21),
-                ("fragments_dropped", 2),
-            ]),
-            drops: counts(&[("checksum", 7)]),
-            serve: counts(&[
-                ("applications", 1),
-                ("processes", 3),
-                ("sessions", 8),
-                ("tokens", 40),
-                ("refused", 2),
-            ]),
+            stack: StackCounts {
+                connections: 3,
+                accepted: 12,
+                memory_used: 3 << 19,
+                memory: 64 << 20,
+                again_fast: 5,
+                again_probe: 1,
+                finished: 9,
+                time_wait: 2,
+                marks: 4,
+                datagrams_received: 21,
+                ..StackCounts::default()
+            },
+            path: PathStats { fragments_dropped: 2, ..PathStats::default() },
+            drops: vec![("checksum".into(), 7)],
+            serve: Some(ServeCounts {
+                applications: 1,
+                processes: 3,
+                sessions: 8,
+                tokens: 40,
+                refused: 2,
+                ..ServeCounts::default()
+            }),
         };
         let connection = ConnectionReport {
             local: "10.0.0.2:7".parse().unwrap(),
