@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use offcore_session::Arena;
 use offcore_session::layout::{LARGE, SMALL};
+use offcore_stats::time::Micros;
 
 use super::addr::{AppId, ConnId};
 use super::cookie::CookieCounts;
@@ -39,12 +40,12 @@ pub struct Info {
     pub ssthresh: u64,
     /// Bytes in flight.
     pub pipe: u64,
-    /// Smoothed round-trip time, its variation, and the minimum, in microseconds.
-    pub srtt: u64,
-    pub rttvar: u64,
-    pub min_rtt: Option<u64>,
-    /// Retransmission timeout in microseconds.
-    pub rto: u64,
+    /// Smoothed round-trip time, its variation, and the minimum.
+    pub srtt: Micros,
+    pub rttvar: Micros,
+    pub min_rtt: Option<Micros>,
+    /// Retransmission timeout.
+    pub rto: Micros,
     pub recovery: RecoveryState,
     pub stats: RecoveryStats,
     /// Maximum payload bytes of our segments, and the estimate for the peer's segments.
