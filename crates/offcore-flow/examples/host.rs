@@ -14,6 +14,7 @@ use offcore_flow::worker::Worker;
 use offcore_mem::{Hugepages, Pool};
 use offcore_session::{Reader, Writer};
 use offcore_stats::page::StatsPage;
+use offcore_stats::time::Time;
 use offcore_tcp::path::Path;
 use offcore_tcp::proto::{AppId, CallError, Config, ConnId, Event, IfaceConfig, Out, Prefix, Stack};
 use offcore_wire::MacAddr;
@@ -137,7 +138,7 @@ fn worker(
         addresses: vec![Prefix { address: [10, 0, 0, last].into(), len: 24 }],
         routes: Vec::new(),
     };
-    stack.add_iface(0, &iface, &mut out);
+    stack.add_iface(Time::ZERO, &iface, &mut out);
     let mut path = Path::new(stack, out, &mut mover, pool);
     // Channels of engines that were added to the mover would be named here.
     path.bind(&mut mover, &Binding::core(), &Binding::core())?;

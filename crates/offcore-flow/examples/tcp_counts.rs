@@ -17,6 +17,7 @@ use offcore_flow::worker::Worker;
 use offcore_mem::{Hugepages, Pool};
 use offcore_session::{Reader, Writer};
 use offcore_stats::page::StatsPage;
+use offcore_stats::time::Time;
 use offcore_tcp::path::Path;
 use offcore_tcp::proto::{AppId, CallError, Config, ConnId, Event, IfaceConfig, Out, Prefix, Stack};
 use offcore_wire::MacAddr;
@@ -132,7 +133,7 @@ impl End {
             addresses: vec![Prefix { address: [10, 0, 0, last].into(), len: 24 }],
             routes: Vec::new(),
         };
-        stack.add_iface(0, &iface, &mut out);
+        stack.add_iface(Time::ZERO, &iface, &mut out);
         let mut path = Path::new(stack, out, &mut mover, pool);
         let binding = Binding::new(Mode::Offload, vec![channel]);
         path.bind(&mut mover, &binding, &binding)?;

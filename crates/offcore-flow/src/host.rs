@@ -15,6 +15,7 @@ use offcore_dma::Mover;
 use offcore_mem::{BURST, Burst, Packet};
 use offcore_port::offload_fallback::{Accepts, Taker, fall_back};
 use offcore_port::{Context, DropReason, RxCounters, RxQueue, TxQueue};
+use offcore_stats::time::{Micros, Time};
 use offcore_stats::{Stage, tsc};
 use offcore_tcp::path::{Path, SendQueue};
 use offcore_tcp::proto::{CallError, ConnId, Event, Out, Stack};
@@ -25,8 +26,8 @@ use crate::worker::task::{Task, WakeSource, Wakes};
 use spread::{Rings, Spread, Unfinished};
 use watched::Watched;
 
-/// How long connections may take to close when the worker stops, in microseconds.
-const LINGER_MICROS: u64 = 1_000_000;
+/// How long connections may take to close when the worker stops.
+const LINGER: Micros = Micros::from_secs(1);
 
 /// An application in the process of the stack, on the worker of the stack.
 pub trait App: std::fmt::Debug + Send {
@@ -82,8 +83,8 @@ pub trait App: std::fmt::Debug + Send {
 pub struct Calls<'a> {
     pub stack: &'a mut Stack,
     pub out: &'a mut Out,
-    /// Microseconds since the host was created.
-    pub now: u64,
+    /// The time since the host was created.
+    pub now: Time,
 }
 
 impl Calls<'_> {
@@ -122,8 +123,8 @@ pub struct Host {
     /// TSC value when the host was created, and TSC ticks per microsecond.
     started: u64,
     ticks: u64,
-    /// When the application was told to stop, in microseconds.
-    stopping: Option<u64>,
+    /// When the application was told to stop.
+    stopping: Option<Time>,
     /// Address leases have been released.
     released: bool,
     /// Number of the host's workers that still need each other's queues; `None` for a single worker.
@@ -207,9 +208,9 @@ impl Host {
         }
     }
 
-    /// Microseconds since the host was created, at least 1.
-    fn now(&self) -> u64 {
-        (tsc::now().wrapping_sub(self.started)) / self.ticks + 1
+    /// The time since the host was created, at least a microsecond.
+    fn now(&self) -> Time {
+        Time::from_micros(tsc::now().wrapping_sub(self.started) / self.ticks + 1)
     }
 
     /// The stack.
@@ -249,7 +250,7 @@ impl Host {
     }
 
     /// Passes received packets to the stack. Returns their number, including packets for other workers.
-    fn receive(&mut self, ctx: &mut Context<'_>, now: u64, take: bool) -> usize {
+    fn receive(&mut self, ctx: &mut Context<'_>, now: Time, take: bool) -> usize {
         let Self { ports, path, vlans, .. } = self;
         let mut received = 0;
         let mut burst = Burst::new();
@@ -319,7 +320,7 @@ impl Host {
 
     /// Delivers the events of the stack to the application. Events that the application causes are delivered in the
     /// next turn. Returns whether there were any events.
-    fn tell(&mut self, now: u64) -> bool {
+    fn tell(&mut self, now: Time) -> bool {
         let mut events = mem::take(&mut self.events);
         self.path.take_events(&mut events);
         let any = !events.is_empty();
@@ -357,7 +358,7 @@ impl Host {
 /// The stack as the receiver of packets from one queue.
 struct Input<'a> {
     path: &'a mut Path,
-    now: u64,
+    now: Time,
     iface: u8,
     counters: &'a RxCounters,
 }
@@ -433,8 +434,7 @@ impl Task for Host {
             now
         });
         // Peers may still answer, so connections get some time to close in an orderly way.
-        let lingers =
-            self.app.is_ending() || self.path.stack.connections() > 0 && now - since < LINGER_MICROS;
+        let lingers = self.app.is_ending() || self.path.stack.connections() > 0 && now - since < LINGER;
         let needed = !self.ports.is_empty() && self.is_needed();
         if !lingers && !mem::replace(&mut self.released, true) {
             let (stack, out) = self.path.call();
@@ -449,7 +449,7 @@ impl Task for Host {
             }
         }
         // The value changes from turn to turn while connections close, so that the worker waits for them.
-        left + 1 + (now % 1024) as usize
+        left + 1 + (now.as_micros() % 1024) as usize
     }
 
     fn publish(&mut self) {
@@ -464,7 +464,7 @@ impl Task for Host {
     fn next_timer(&self) -> Option<Duration> {
         let now = self.now();
         let due = self.path.stack.next_conn_timer()?;
-        Some(Duration::from_micros(due.saturating_sub(now)))
+        Some(Duration::from_micros(due.saturating_since(now).get()))
     }
 
     fn wake_sources<'a>(&'a mut self, each: &mut dyn FnMut(WakeSource<'a>)) {

@@ -213,6 +213,7 @@ impl From<&Info> for ConnectionReport {
     fn from(info: &Info) -> Self {
         let &Info { local, remote, state, received, unread, acknowledged, unacknowledged, .. } = info;
         let &Info { mss, cwnd, srtt, stats, .. } = info;
+        let srtt = srtt.get();
         let again = [stats.fast, stats.timeout, stats.probes].map(u64::from).iter().sum();
         Self { local, remote, state, received, unread, acknowledged, unacknowledged, mss, cwnd, srtt, again }
     }

@@ -1,6 +1,7 @@
 //! Common basis of the other crates for counting and timing.
 //!
 //! * [`tsc`]: the time stamp counter and its frequency,
+//! * [`time`]: times and durations of the protocol stack,
 //! * [`counter`]: single-writer counters,
 //! * [`family`]: families of counters, with units and help,
 //! * [`page`]: the shared statistics page that holds them,
@@ -22,6 +23,7 @@ pub mod pace;
 pub mod page;
 pub mod random;
 pub mod stage;
+pub mod time;
 pub mod tsc;
 
 pub use counter::Counter;

@@ -19,6 +19,7 @@ use offcore_dma::{Binding, Context, Mover};
 use offcore_mem::{BURST, Burst, HEADROOM, Packet, Pool, PoolCache};
 use offcore_ring::prefetch;
 use offcore_stats::Stage;
+use offcore_stats::time::Time;
 use offcore_wire::virtio_net::{
     self, NetHeader, Offloads, VIRTIO_NET_HDR_GSO_ECN, VIRTIO_NET_HDR_GSO_TCPV4, VIRTIO_NET_HDR_GSO_TCPV6,
 };
@@ -75,7 +76,7 @@ fn report(done: &mut Option<Placed>, place: &Place, stack: &mut Stack, out: &mut
 impl Sending {
     /// Adds the headers to a packet with complete payload, and queues it.
     #[inline]
-    fn finish(self, stack: &mut Stack, out: &mut Out, links: &mut Links, cache: &mut PoolCache, now: u64) {
+    fn finish(self, stack: &mut Stack, out: &mut Out, links: &mut Links, cache: &mut PoolCache, now: Time) {
         let Self { mut packet, plan } = self;
         if plan.is_datagram() {
             return finish_datagram((packet, &plan), stack, out, links, cache, now);
@@ -109,7 +110,7 @@ fn finish_datagram(
     out: &mut Out,
     links: &mut Links,
     cache: &mut PoolCache,
-    now: u64,
+    now: Time,
 ) {
     // The checksum of a fragmented datagram cannot be offloaded.
     let by_port = links.get(plan.iface()).checksums && !plan.is_long();
@@ -216,7 +217,7 @@ impl Path {
     }
 
     /// Receives packets from interface `iface`.
-    pub fn receive(&mut self, ctx: &mut Context<'_>, now: u64, iface: u8, packets: &mut Burst) {
+    pub fn receive(&mut self, ctx: &mut Context<'_>, now: Time, iface: u8, packets: &mut Burst) {
         self.take(ctx, now, iface, packets);
         if !self.whole.is_empty() {
             self.take_whole(ctx, now, iface);
@@ -226,7 +227,7 @@ impl Path {
 
     /// Receives the reassembled packets that belong to this worker.
     #[cold]
-    fn take_whole(&mut self, ctx: &mut Context<'_>, now: u64, iface: u8) {
+    fn take_whole(&mut self, ctx: &mut Context<'_>, now: Time, iface: u8) {
         let mut whole = mem::take(&mut self.whole);
         while !whole.is_empty() {
             let most = whole.len().min(BURST);
@@ -272,7 +273,7 @@ impl Path {
     }
 
     #[inline]
-    fn take(&mut self, ctx: &mut Context<'_>, now: u64, iface: u8, packets: &mut Burst) {
+    fn take(&mut self, ctx: &mut Context<'_>, now: Time, iface: u8, packets: &mut Burst) {
         let pool = self.pool;
         let mut heads: ArrayVec<RxSeg<'_>, BURST> = ArrayVec::new();
         for packet in packets.iter() {
@@ -317,7 +318,7 @@ impl Path {
     }
 
     /// Runs one turn: expired timers, completed copies, and up to `budget` packets to send.
-    pub fn turn(&mut self, ctx: &mut Context<'_>, now: u64, budget: usize) {
+    pub fn turn(&mut self, ctx: &mut Context<'_>, now: Time, budget: usize) {
         self.links.go_on(ctx.cache);
         for iface in 0..self.links.len() {
             self.stack.hold(iface as u8, self.links.is_full(iface));
@@ -358,7 +359,7 @@ impl Path {
 
     /// Reports completed copies in order per connection. Received packets are freed, and packets to be sent are
     /// finished.
-    fn finish(&mut self, ctx: &mut Context<'_>, now: u64) {
+    fn finish(&mut self, ctx: &mut Context<'_>, now: Time) {
         let Self { stack, out, pool, rx, tx, links, .. } = self;
         let Context { mover, cache, .. } = ctx;
         let key = |placing: &Option<Placing>| placing.as_ref().map(|placing| placing.place.conn.order());
@@ -383,7 +384,7 @@ impl Path {
     }
 
     /// Creates the packets that the stack has requested.
-    fn take_out(&mut self, ctx: &mut Context<'_>, now: u64) {
+    fn take_out(&mut self, ctx: &mut Context<'_>, now: Time) {
         let mut controls = mem::take(&mut self.out.controls);
         for control in controls.drain(..) {
             self.links.enqueue_control(ctx.cache, control);
@@ -435,7 +436,7 @@ impl Path {
         done.into_iter().for_each(|done| stack.placed(done, out));
     }
 
-    fn submit_fills(&mut self, ctx: &mut Context<'_>, now: u64) {
+    fn submit_fills(&mut self, ctx: &mut Context<'_>, now: Time) {
         let Self { stack, out, tx, links, .. } = self;
         tx.submit(stack, ctx);
         for sending in tx.done.drain(..) {

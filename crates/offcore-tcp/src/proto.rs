@@ -1,7 +1,7 @@
 //! The protocols: pure code over numbers and packet headers.
 //!
-//! Times are microseconds since the creation of the stack, as `u64`. Stream positions are `u64` offsets of bytes in the
-//! stream. Sequence numbers are their representation on the wire and occur only in headers.
+//! A [`Time`](offcore_stats::time::Time) counts from the creation of the stack. Stream positions are `u64` offsets of
+//! bytes in the stream. Sequence numbers are their representation on the wire and occur only in headers.
 mod addr;
 mod addresses;
 mod ahead;

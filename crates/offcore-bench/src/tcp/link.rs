@@ -22,6 +22,7 @@ use offcore_dma::{Binding, Mover};
 use offcore_flow::host::{App, Host};
 use offcore_flow::worker::Worker;
 use offcore_mem::Pool;
+use offcore_stats::time::Time;
 use offcore_stats::{named, tsc};
 use offcore_tcp::path::Path;
 use offcore_tcp::proto::{Config, IfaceConfig, Out, Prefix, Stack};
@@ -217,7 +218,7 @@ pub(super) fn worker(
         addresses: vec![Prefix { address: address(last), len: 24 }],
         routes: Vec::new(),
     };
-    stack.add_iface(1, &iface, &mut out);
+    stack.add_iface(Time::from_micros(1), &iface, &mut out);
     let mut path = Path::new(stack, out, &mut mover, pool);
     path.bind(&mut mover, binding, binding)?;
     let host = Host::new(path, vec![wire.port()], app)?;

@@ -65,6 +65,7 @@ use std::path::PathBuf;
 use arrayvec::ArrayVec;
 use offcore_port::{Context, Wake};
 use offcore_stats::page::Block;
+use offcore_stats::time::{Micros, Time};
 use offcore_stats::tsc;
 use offcore_tcp::proto::{CallError, Event};
 use offcore_vhost::connection::SocketError;
@@ -82,15 +83,15 @@ use owners::{Acceptors, Admission, Helpers, Polling, PortTable, Registry, Schedu
 use pair::Pairs;
 use pending_work::PendingQueue;
 
-/// Interval between polls of the kernel, in microseconds.
-const LOOK: u64 = 1000;
-/// The interval while applications are asleep, in microseconds: a sleeping application reports its marks through the
+/// Interval between polls of the kernel.
+const LOOK: Micros = Micros::from_millis(1);
+/// The interval while applications are asleep: a sleeping application reports its marks through the
 /// kernel only.
-const LOOK_ASLEEP: u64 = 100;
-/// How long programs wait for the host's addresses after its start, in microseconds. A DHCP server is asked three times
+const LOOK_ASLEEP: Micros = Micros::new(100);
+/// How long programs wait for the host's addresses after its start. A DHCP server is asked three times
 /// within this time. After it programs start without an address, and `connect` fails with `ENETUNREACH` until one is
 /// assigned.
-const ADDRESS_WAIT: u64 = 20_000_000;
+const ADDRESS_WAIT: Micros = Micros::from_secs(20);
 
 /// The users that a server admits, the path of its socket, and limits per application.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -339,9 +340,9 @@ impl Serve {
     fn awaits_address(&mut self, calls: &Calls<'_>) -> bool {
         let iface = calls.stack.awaits_address().filter(|_| !self.admission.has_address);
         let Some(iface) = iface else { return false };
-        self.admission.has_address = calls.now >= ADDRESS_WAIT;
+        self.admission.has_address = calls.now >= Time::ZERO + ADDRESS_WAIT;
         if self.admission.has_address {
-            let seconds = ADDRESS_WAIT / 1_000_000;
+            let seconds = ADDRESS_WAIT.as_secs();
             tracing::warn!(
                 "port{iface} has got no address from the network within {seconds} s and still tries: programs begin without it"
             );
@@ -370,7 +371,7 @@ impl Serve {
     }
 
     /// Counts an invalid input of an application and logs a rate-limited warning.
-    fn misuse(&mut self, what: &'static str, app: usize, now: u64) {
+    fn misuse(&mut self, what: &'static str, app: usize, now: Time) {
         self.tally.counts.misused += 1;
         if self.tally.misuses.may(now) {
             tracing::warn!(application = app, "{what}");

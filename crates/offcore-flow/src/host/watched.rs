@@ -3,12 +3,13 @@
 use std::sync::{Arc, Mutex};
 
 use offcore_stats::page::{Block, PageError, StatsPage};
+use offcore_stats::time::{Micros, Time};
 use offcore_stats::{Family, Label};
 use offcore_tcp::path::{Path, PathStats};
 use offcore_tcp::proto::{DropReason, IfaceInfo, Info, StackCounts};
 
-/// Microseconds between two updates.
-const EVERY: u64 = 100_000;
+/// Time between two updates.
+const EVERY: Micros = Micros::from_millis(100);
 /// Maximum number of connections in a report.
 pub const MOST: usize = 1000;
 
@@ -44,8 +45,8 @@ pub struct Watched {
     state: Arc<HostState>,
     /// This worker's number.
     worker: usize,
-    /// When the next update is due, in microseconds.
-    due: u64,
+    /// When the next update is due.
+    due: Time,
 }
 
 impl Watched {
@@ -61,11 +62,11 @@ impl Watched {
     ) -> Result<Self, PageError> {
         let counts = page.block(&TCP, &[(Label::Lcore, &lcore)])?;
         let drops = page.block(&TCP_DROPS, &[(Label::Lcore, &lcore)])?;
-        Ok(Self { counts, drops, state, worker, due: 0 })
+        Ok(Self { counts, drops, state, worker, due: Time::ZERO })
     }
 
     /// Reports the state at time `now`, unless the last report is recent.
-    pub(super) fn update(&mut self, now: u64, path: &mut Path) {
+    pub(super) fn update(&mut self, now: Time, path: &mut Path) {
         if now >= self.due {
             self.due = now + EVERY;
             self.tell(now, path);
@@ -73,12 +74,12 @@ impl Watched {
     }
 
     /// Makes the final report.
-    pub(super) fn finish(&mut self, now: u64, path: &mut Path) {
-        self.due = u64::MAX;
+    pub(super) fn finish(&mut self, now: Time, path: &mut Path) {
+        self.due = Time::NEVER;
         self.tell(now, path);
     }
 
-    fn tell(&mut self, now: u64, path: &mut Path) {
+    fn tell(&mut self, now: Time, path: &mut Path) {
         self.counts.set(path.stack.counts().values().into_iter().chain(path.stats().values()));
         self.drops.set(path.stack.drops().iter().map(|(_, count)| count));
         // A reader holds the lock only for a moment, but a worker must not wait for it.

@@ -9,6 +9,7 @@ use offcore_mem::BURST;
 use offcore_port::netdev::NetDev;
 use offcore_port::{QueueSetup, TxQueue};
 use offcore_stats::Label;
+use offcore_stats::time::Time;
 use offcore_tcp::path::Path;
 use offcore_tcp::proto::{Config, IfaceConfig, Out, Share, Stack};
 
@@ -149,16 +150,16 @@ impl Assembly<'_> {
                 addresses: iface.addresses.clone(),
                 routes: iface.routes.clone(),
             };
-            let number = stack.add_iface(1, &config, &mut out);
+            let number = stack.add_iface(Time::from_micros(1), &config, &mut out);
             if let Some(index) = index_of(of.name()) {
                 stack.set_index(number, index);
             }
-            stack.detect_conflicts(1, number);
+            stack.detect_conflicts(Time::from_micros(1), number);
             if iface.dhcp {
-                stack.start_dhcp(1, number);
+                stack.start_dhcp(Time::from_micros(1), number);
             }
             if iface.slaac {
-                stack.start_slaac(1, number, &mut out);
+                stack.start_slaac(Time::from_micros(1), number, &mut out);
             }
         }
         let rx = self.binding(worker, 0, QueueHalf::Rx, worker as u16)?;

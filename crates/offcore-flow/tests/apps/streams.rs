@@ -6,6 +6,7 @@ use offcore_flow::host::App;
 use offcore_flow::host::apps::streams::{Stream, Streams};
 use offcore_session::Datagrams;
 use offcore_session::datagram::Header;
+use offcore_stats::time::Time;
 use offcore_tcp::proto::{AppId, Config};
 
 use crate::world::World;
@@ -18,7 +19,7 @@ fn returned(port: u16) -> usize {
     let mut datagrams = Datagrams::new(stack.memory(AppId::OWN), stack.slot(socket).unwrap()).unwrap();
     let to = SocketAddr::from(([10, 0, 0, 1], 7000));
     assert!(datagrams.send(&Header::new(5, to, [0; 4].into()), b"hello"));
-    stack.written(1, socket, out).unwrap();
+    stack.written(Time::from_micros(1), socket, out).unwrap();
     world.run(1.0);
     assert_eq!(world.app.read, 5, "it has come");
     datagrams.receive(&mut [0; 100]).map_or(0, |header| header.len.into())

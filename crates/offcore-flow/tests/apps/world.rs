@@ -8,12 +8,13 @@ use offcore_flow::host::{App, Calls};
 use offcore_mem::{BURST, Burst, HEADROOM, Hugepages, Pool, PoolCache};
 use offcore_session::{Reader, Writer};
 use offcore_stats::StageClock;
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::path::Path;
 use offcore_tcp::proto::{AppId, Config, ConnId, Event, IfaceConfig, Out, Prefix, Stack};
 use offcore_wire::MacAddr;
 
-/// Duration of a turn in microseconds.
-const TURN: u64 = 10_000;
+/// Duration of a turn.
+const TURN: Micros = Micros::from_millis(10);
 const SERVER: [u8; 4] = [10, 0, 0, 1];
 
 /// One host.
@@ -30,7 +31,11 @@ impl Side {
         let (mut stack, mut out, mut mover) = (Stack::new(config).unwrap(), Out::default(), Mover::new());
         let addresses = vec![Prefix { address: address.into(), len: 24 }];
         let mac = MacAddr([2, 0, 0, 0, 0, address[3]]);
-        stack.add_iface(1, &IfaceConfig { mac, mtu: 1500, addresses, routes: Vec::new() }, &mut out);
+        stack.add_iface(
+            Time::from_micros(1),
+            &IfaceConfig { mac, mtu: 1500, addresses, routes: Vec::new() },
+            &mut out,
+        );
         let path = Path::new(stack, out, &mut mover, pool);
         Self { path, mover, cache: pool.cache(), clock: StageClock::private() }
     }
@@ -40,7 +45,7 @@ impl Side {
         f(path, &mut Context { mover, cache, clock, burst: BURST })
     }
 
-    fn receive(&mut self, now: u64, frames: &[Vec<u8>]) {
+    fn receive(&mut self, now: Time, frames: &[Vec<u8>]) {
         for frames in frames.chunks(BURST) {
             let mut burst = Burst::new();
             for frame in frames {
@@ -73,7 +78,7 @@ pub(crate) struct World<A> {
     pub(crate) client: Side,
     /// Events of the client's stack.
     pub(crate) events: Vec<Event>,
-    pub(crate) now: u64,
+    pub(crate) now: Time,
     /// The link drops all packets.
     pub(crate) cut: bool,
     on_wire: [Vec<Vec<u8>>; 2],
@@ -86,8 +91,9 @@ impl<A: App> World<A> {
         let client =
             Side::new([10, 0, 0, 2], Config { secret: [2; 16], memory: 256 << 20, ..Config::default() });
         let (stack, out) = server.path.call();
-        app.start(&mut Calls { stack, out, now: 1 }).unwrap();
-        Self { server, app, client, events: Vec::new(), now: 1, cut: false, on_wire: Default::default() }
+        let now = Time::from_micros(1);
+        app.start(&mut Calls { stack, out, now }).unwrap();
+        Self { server, app, client, events: Vec::new(), now, cut: false, on_wire: Default::default() }
     }
 
     /// Runs one turn of both hosts, like a worker.
@@ -119,7 +125,7 @@ impl<A: App> World<A> {
 
     /// Runs turns for this number of seconds.
     pub(crate) fn run(&mut self, seconds: f64) {
-        let end = self.now + (seconds * 1e6) as u64;
+        let end = self.now + Micros::new((seconds * 1e6) as u64);
         while self.now < end {
             self.turn();
         }
@@ -128,10 +134,10 @@ impl<A: App> World<A> {
     /// Runs turns until `done`. Returns the elapsed seconds, or `None` after `most` seconds.
     pub(crate) fn run_until(&mut self, most: u64, mut done: impl FnMut(&mut Self) -> bool) -> Option<u64> {
         let began = self.now;
-        while self.now < began + most * 1_000_000 {
+        while self.now < began + Micros::from_secs(most) {
             self.turn();
             if done(self) {
-                return Some((self.now - began) / 1_000_000);
+                return Some((self.now - began).as_secs());
             }
         }
         None

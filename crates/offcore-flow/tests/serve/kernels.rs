@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use offcore_flow::host::serve::Serve;
 use offcore_session::message::{Accepted, SessionId};
+use offcore_stats::time::Time;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::Errno;
@@ -48,7 +49,7 @@ fn kernel_connections_share_accept_queue() {
                 sleep(Duration::from_millis(2));
             }
         }
-        assert!(world.now < 60_000_000, "{} and {stacks}", kernels.len());
+        assert!(world.now < Time::from_secs(60), "{} and {stacks}", kernels.len());
     }
     assert_eq!((kernels.len(), stacks), (30, 1));
     ours[7].write_all(b"hello").unwrap();

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use offcore_flow::host::serve::Serve;
+use offcore_stats::time::Time;
 use rustix::event::PollFlags as Bits;
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
@@ -107,7 +108,7 @@ fn pending_raw_write_delays_close() {
     let mut there = Vec::new();
     while !world.has_ended(&client) {
         there.extend(received(&mut world, &mut client));
-        assert!(world.now < 100_000_000);
+        assert!(world.now < Time::from_secs(100));
     }
     there.extend(world.read(&mut client, 1 << 20));
     sent.extend(&tail);

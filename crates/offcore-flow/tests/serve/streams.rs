@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use offcore_flow::host::serve::Serve;
 use offcore_session::slot::{flags, state, wish};
+use offcore_stats::time::Time;
 use offcore_tcp::proto::Event;
 use rustix::event::PollFlags as Bits;
 use rustix::io::dup;
@@ -164,7 +165,11 @@ fn full_fifo_closes_gate() {
         if closed > 1 || written == bytes.len() {
             read.extend(world.read(&mut client, usize::MAX));
         }
-        assert!(world.now < 600_000_000, "{written} written, {} read, closed {closed} times", read.len());
+        assert!(
+            world.now < Time::from_secs(600),
+            "{written} written, {} read, closed {closed} times",
+            read.len()
+        );
     }
     assert!(read == bytes && closed > 1);
     world.run(0.1);
@@ -328,7 +333,7 @@ fn full_accept_queue_holds_connections() {
             ends.push(end);
         }
         world.turn();
-        assert!(world.now < 60_000_000, "{} of {}", ends.len(), clients.len());
+        assert!(world.now < Time::from_secs(60), "{} of {}", ends.len(), clients.len());
     }
     assert_eq!(sessions(&world), 1 + clients.len() as u64);
     assert_eq!(world.app.counts().refused, 0);

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use offcore_session::message::{Call, Hello, KEY, NONE, Question, VERSION};
 use offcore_session::slot::state;
+use offcore_stats::time::Micros;
 use offcore_tcp::proto::Config;
 use rustix::event::epoll::{CreateFlags, EventData, EventFlags, add, create};
 use rustix::io::Errno;
@@ -52,7 +53,7 @@ fn slow_wakeups_end_only_their_application() {
         .collect();
     let (mut tokens, mut most) = (0, 0);
     while world.app.counts().applications == 3 {
-        let (before, until) = (world.app.counts().tokens, world.now + 50_000);
+        let (before, until) = (world.app.counts().tokens, world.now + Micros::from_millis(50));
         if !world.is_closed(&client) {
             world.write(&mut client, b"x");
         }

@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 
 use offcore_mem::{HEADROOM, Packet, PoolCache, Segments};
+use offcore_stats::time::{Micros, Time};
 
 use super::buffers;
 use crate::proto::HEAD;
@@ -19,14 +20,14 @@ const PARTS: usize = 128;
 const SHARE: usize = 8;
 /// One sender gets this fraction of both limits, so that it does not displace the fragments of others.
 const SENDER_SHARE: usize = 2;
-/// Reassembly timeout in microseconds. The limit is 60 s (RFC 8200, 4.5); this is Linux's value for IPv4.
-const LONGEST_WAIT: u64 = 30_000_000;
+/// Reassembly timeout. The limit is 60 s (RFC 8200, 4.5); this is Linux's value for IPv4.
+const LONGEST_WAIT: Micros = Micros::from_secs(30);
 
 /// A packet in reassembly.
 #[derive(Debug)]
 struct Unfinished {
     whole: ReassemblyKey,
-    since: u64,
+    since: Time,
     /// Sorted by offset.
     parts: Vec<(Part, Packet)>,
     /// Length of the payload in bytes. Known when the last fragment has arrived.
@@ -45,7 +46,7 @@ enum Fit {
 }
 
 impl Unfinished {
-    fn new(now: u64, whole: ReassemblyKey) -> Self {
+    fn new(now: Time, whole: ReassemblyKey) -> Self {
         Self { whole, since: now, parts: Vec::new(), len: None, buffers: 0 }
     }
 
@@ -123,7 +124,7 @@ impl Fragments {
     }
 
     /// Adds a fragment. Returns the whole packet if the fragment completes it.
-    pub(super) fn add(&mut self, now: u64, mut packet: Packet, cache: &mut PoolCache) -> Option<Packet> {
+    pub(super) fn add(&mut self, now: Time, mut packet: Packet, cache: &mut PoolCache) -> Option<Packet> {
         let pool = cache.pool();
         let head = packet.bytes();
         // A sender that offloads the checksum does not fragment.
@@ -195,8 +196,9 @@ impl Fragments {
     }
 
     /// Discards packets whose reassembly timeout has expired.
-    pub(super) fn expire(&mut self, now: u64, cache: &mut PoolCache) {
-        while self.unfinished.front().is_some_and(|oldest| now.saturating_sub(oldest.since) > LONGEST_WAIT) {
+    pub(super) fn expire(&mut self, now: Time, cache: &mut PoolCache) {
+        while self.unfinished.front().is_some_and(|oldest| now.saturating_since(oldest.since) > LONGEST_WAIT)
+        {
             self.discard(0, cache);
         }
     }

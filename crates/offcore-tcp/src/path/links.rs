@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use offcore_mem::{BURST, HEADROOM, Packet, Pool, PoolCache};
 use offcore_stats::counters;
+use offcore_stats::time::{Micros, Time};
 use offcore_wire::ethernet;
 
 use super::queue::SendQueue;
@@ -17,9 +18,8 @@ const WAITING: usize = 128;
 const WAITING_EACH: usize = 16;
 const WAITING_SHARE: usize = 16;
 /// The maximum waiting time equals the duration of address resolution. The second value is the interval between checks.
-/// Both are in microseconds.
-const LONGEST_WAIT: u64 = 3_000_000;
-const LOOK_AGAIN: u64 = 100_000;
+const LONGEST_WAIT: Micros = Micros::from_secs(3);
+const LOOK_AGAIN: Micros = Micros::from_millis(100);
 /// High-water mark of an interface's queue in packets. Above the mark, connections neither send nor acknowledge, and
 /// other packets without payload are held back. Above twice the mark, datagrams and echo replies are dropped.
 const MARK: usize = 512;
@@ -56,7 +56,7 @@ struct Waiting {
     packet: Packet,
     to: Option<IpAddr>,
     mtu: u16,
-    since: u64,
+    since: Time,
 }
 
 /// The links of all interfaces.
@@ -69,7 +69,7 @@ pub(super) struct Links {
     /// Oldest first.
     waiting: VecDeque<Waiting>,
     /// The count of neighbour answers at the last check, and the time of that check.
-    looked: (u32, u64),
+    looked: (u32, Time),
     pub(super) stats: PathStats,
     /// Copies of datagrams that sockets of this host also receive. Empty between turns.
     pub(super) own_copies: Vec<Packet>,
@@ -80,7 +80,7 @@ pub(super) struct Links {
 impl Links {
     /// Creates the links of a worker whose share of the pool is `part` buffers.
     pub(super) fn new(pool: &'static Pool, part: usize) -> Self {
-        let (looked, stats) = ((0, 0), PathStats::default());
+        let (looked, stats) = ((0, Time::ZERO), PathStats::default());
         let (waiting, own_copies) = (VecDeque::new(), Vec::new());
         Self { links: Vec::new(), loopback: None, pool, waiting, looked, stats, own_copies, part }
     }
@@ -179,7 +179,7 @@ impl Links {
     /// Sends a datagram when its next hop is resolved.
     pub(super) fn send_datagram(
         &mut self,
-        now: u64,
+        now: Time,
         stack: &mut Stack,
         packet: Packet,
         &SealedDatagram { iface, known, mtu, .. }: &SealedDatagram,
@@ -216,7 +216,7 @@ impl Links {
     #[cold]
     pub(super) fn check_next_hops(
         &mut self,
-        now: u64,
+        now: Time,
         stack: &mut Stack,
         out: &mut Out,
         cache: &mut PoolCache,
@@ -236,7 +236,7 @@ impl Links {
                     packet.bytes_mut()[..station.0.len()].copy_from_slice(&station.0);
                     self.send_whole(stack, iface, mtu, packet, cache);
                 }
-                None if now.saturating_sub(since) > LONGEST_WAIT => {
+                None if now.saturating_since(since) > LONGEST_WAIT => {
                     self.stats.starved += 1;
                     cache.free(packet);
                 }

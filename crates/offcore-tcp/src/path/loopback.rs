@@ -4,6 +4,7 @@ use std::mem;
 
 use offcore_dma::Context;
 use offcore_mem::{BURST, Burst, PoolCache};
+use offcore_stats::time::Time;
 use offcore_wire::virtio_net::Offloads;
 
 use super::Path;
@@ -25,7 +26,7 @@ impl Path {
 
     /// Receives packets that the host has sent to itself: up to a burst, or `TURN` bytes. Returns the number of
     /// packets, and at least 1 if packets are left.
-    pub fn receive_looped(&mut self, ctx: &mut Context<'_>, now: u64) -> usize {
+    pub fn receive_looped(&mut self, ctx: &mut Context<'_>, now: Time) -> usize {
         let Some(iface) = self.links.loopback else { return 0 };
         let (is_open, pool) = (self.is_open(), self.pool);
         let queue = &mut self.links.get(iface).queue;

@@ -5,6 +5,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
+use offcore_stats::time::Time;
 use offcore_wire::ipv6;
 
 use super::iface::{AddressLifetime, AddressState, OwnAddress, Prefix};
@@ -16,7 +17,7 @@ impl Net {
     /// Adds an address to an interface, and detects whether another host has it (RFC 4862, 5.4; RFC 5227).
     pub(super) fn add_address(
         &mut self,
-        now: u64,
+        now: Time,
         number: u8,
         prefix: Prefix,
         life: AddressLifetime,
@@ -42,7 +43,7 @@ impl Net {
     }
 
     /// Removes an address of an interface.
-    pub(super) fn remove_address(&mut self, now: u64, number: u8, address: IpAddr, out: &mut Out) {
+    pub(super) fn remove_address(&mut self, now: Time, number: u8, address: IpAddr, out: &mut Out) {
         let iface = &mut self.ifaces[usize::from(number)];
         let Some(at) = iface.addresses.iter().position(|own| own.prefix.address == address) else { return };
         let own = iface.addresses.remove(at);

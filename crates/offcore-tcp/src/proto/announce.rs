@@ -5,17 +5,18 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
+use offcore_stats::time::{Micros, Time};
 use offcore_wire::{Arp, ArpOperation, EtherType, MacAddr, arp, ethernet};
 
 use super::iface::{AddressState, OwnAddress};
 use super::packet::Control;
 
-/// Number of probes (PROBE_NUM), and the time after each in microseconds.
+/// Number of probes (PROBE_NUM), and the time after each.
 const PROBES: u8 = 3;
-const PROBE_INTERVAL: u64 = 40_000;
+const PROBE_INTERVAL: Micros = Micros::from_millis(40);
 /// Number of announcements (ANNOUNCE_NUM), and the time between them (ANNOUNCE_INTERVAL).
 const ANNOUNCEMENTS: u8 = 2;
-const ANNOUNCE_INTERVAL: u64 = 2_000_000;
+const ANNOUNCE_INTERVAL: Micros = Micros::from_secs(2);
 
 pub(super) const BROADCAST: MacAddr = MacAddr([0xff; 6]);
 
@@ -42,7 +43,7 @@ impl AddressClaim {
 
 impl OwnAddress {
     /// Makes the address preferred, and announces an IPv4 address.
-    pub(super) fn claim(&mut self, now: u64) {
+    pub(super) fn claim(&mut self, now: Time) {
         self.standing = AddressState::Preferred;
         if self.prefix.address.is_ipv4() {
             (self.left, self.next) = (ANNOUNCEMENTS, Some(now));
@@ -50,13 +51,13 @@ impl OwnAddress {
     }
 
     /// Makes the address tentative, and probes it.
-    pub(super) fn probe(&mut self, now: u64) {
-        self.standing = AddressState::Tentative { until: now + u64::from(PROBES) * PROBE_INTERVAL };
+    pub(super) fn probe(&mut self, now: Time) {
+        self.standing = AddressState::Tentative { until: now + PROBE_INTERVAL * PROBES.into() };
         (self.left, self.next) = (PROBES, Some(now));
     }
 
     /// Returns the next probe or announcement if it is due.
-    pub(super) fn next_message(&mut self, now: u64) -> Option<AddressClaim> {
+    pub(super) fn next_message(&mut self, now: Time) -> Option<AddressClaim> {
         let IpAddr::V4(address) = self.prefix.address else { return None };
         if self.standing == AddressState::Duplicated {
             self.probe(now);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use offcore_session::{Memory, Segment, Wanted};
+use offcore_stats::time::Time;
 
 use super::addr::{AppId, ConnId};
 use super::conns::Conn;
@@ -54,7 +55,7 @@ impl Stack {
 
     /// Resets up to 256 remaining connections of the [removed](Self::remove_app) application that owns this memory.
     /// They end within a second.
-    pub fn abort_removed(&mut self, now: u64, memory: &Arc<Memory>, out: &mut Out) {
+    pub fn abort_removed(&mut self, now: Time, memory: &Arc<Memory>, out: &mut Out) {
         let Some(app) = self.arenas.find_removed_app(memory) else { return };
         let Self { arenas, conns, .. } = self;
         let open = |index: &u32| {

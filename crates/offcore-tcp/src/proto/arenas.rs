@@ -9,6 +9,7 @@ use std::sync::Arc;
 use offcore_mem::mapping::MemoryError;
 use offcore_session::layout::LARGE;
 use offcore_session::{Arena, Charge, Memory, Segment, Wanted};
+use offcore_stats::time::Time;
 
 use super::addr::{AppId, UserIndex};
 use super::memory::{self, AppMemory, PRIVATE};
@@ -258,7 +259,7 @@ impl Arenas {
     }
 
     /// Returns when connections that wait for memory are checked again.
-    pub(super) fn deadline(&self, now: u64) -> Option<u64> {
+    pub(super) fn deadline(&self, now: Time) -> Option<Time> {
         let waits = |index: &usize| {
             self.apps.get(*index).is_some_and(|app| app.as_ref().is_some_and(|app| !app.shortage.is_empty()))
         };

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use offcore_stats::time::{Micros, Time};
 use offcore_wire::{Arp, ArpOperation, ethernet};
 
 use super::announce::{AddressClaim, arp_packet};
@@ -11,13 +12,13 @@ use super::net::Net;
 use super::packet::{DropReason, Event, Out, Verdict};
 
 /// Minimum time between two defences of an address (2.4: DEFEND_INTERVAL).
-const DEFEND: u64 = 10_000_000;
+const DEFEND: Micros = Micros::from_secs(10);
 /// Time until an address in conflict is probed again (RATE_LIMIT_INTERVAL).
-const RETRY: u64 = 60_000_000;
+const RETRY: Micros = Micros::from_secs(60);
 
 impl Net {
     /// Probes the IPv4 addresses of an interface before they are used.
-    pub(crate) fn detect_conflicts(&mut self, now: u64, iface: u8) {
+    pub(crate) fn detect_conflicts(&mut self, now: Time, iface: u8) {
         let Some(iface) = self.ifaces.get_mut(usize::from(iface)) else { return };
         iface.addresses.iter_mut().filter(|own| own.prefix.address.is_ipv4()).for_each(|own| own.probe(now));
     }
@@ -29,7 +30,7 @@ impl Net {
     }
 
     /// Handles a received ARP packet.
-    pub(crate) fn arp(&mut self, now: u64, number: u8, head: &[u8], out: &mut Out) -> Verdict {
+    pub(crate) fn arp(&mut self, now: Time, number: u8, head: &[u8], out: &mut Out) -> Verdict {
         let Ok(message) = Arp::parse(&head[ethernet::HEADER_LEN.min(head.len())..]) else {
             return Verdict::Drop(DropReason::Malformed);
         };
@@ -72,7 +73,7 @@ impl Net {
     }
 
     /// Returns whether another host has, or probes, an address that is being probed here (2.1.1).
-    fn conflicts_with(&mut self, now: u64, number: u8, message: &Arp, out: &mut Out) -> bool {
+    fn conflicts_with(&mut self, now: Time, number: u8, message: &Arp, out: &mut Out) -> bool {
         let is_probe = message.sender_ip.is_unspecified() && message.operation == ArpOperation::Request;
         let claimed = IpAddr::from(if is_probe { message.target_ip } else { message.sender_ip });
         let probed = |own: &&mut OwnAddress| {

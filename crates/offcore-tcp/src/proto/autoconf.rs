@@ -4,11 +4,11 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use arrayvec::ArrayVec;
 use offcore_stats::SplitMix;
+use offcore_stats::time::{Micros, Time};
 use offcore_wire::RouterAdvert;
 use offcore_wire::icmpv6::router::Preference;
 
 use super::iface::{Iface, Origin, Prefix, Route};
-use super::lease::SECOND;
 
 /// Limits of the state of one interface.
 const ROUTERS: usize = 8;
@@ -22,7 +22,7 @@ const ADVERTS: u8 = 16;
 pub(super) struct Router {
     pub address: Ipv6Addr,
     preference: Preference,
-    pub until: u64,
+    pub until: Time,
     /// It has not answered the last neighbour solicitations.
     pub is_silent: bool,
 }
@@ -31,7 +31,7 @@ pub(super) struct Router {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Timed<T> {
     pub value: T,
-    pub until: u64,
+    pub until: Time,
 }
 
 /// The autoconfiguration of one interface.
@@ -44,8 +44,8 @@ pub(crate) struct Autoconf {
     /// The routes that the interface has because of it.
     pub(super) routes: Vec<Route>,
     /// Time of the next router solicitation, and the interval before it.
-    pub(super) ask: Option<u64>,
-    pub(super) wait: u64,
+    pub(super) ask: Option<Time>,
+    pub(super) wait: Micros,
     /// The second of the last advertisement, and the number of advertisements in that second.
     taken: (u64, u8),
     /// The interface gets no address: its link-local address is a duplicate, or the last advertisement offered none.
@@ -54,7 +54,7 @@ pub(crate) struct Autoconf {
 }
 
 impl Autoconf {
-    pub(super) fn new(now: u64, iface: u8, seed: u64) -> Self {
+    pub(super) fn new(now: Time, iface: u8, seed: u64) -> Self {
         Self {
             iface,
             routers: ArrayVec::new(),
@@ -62,7 +62,7 @@ impl Autoconf {
             name_servers: ArrayVec::new(),
             routes: Vec::new(),
             ask: Some(now),
-            wait: 0,
+            wait: Micros::ZERO,
             taken: (0, 0),
             has_none: false,
             chance: SplitMix::new(seed),
@@ -70,17 +70,17 @@ impl Autoconf {
     }
 
     /// Returns the time of the next timer.
-    pub(super) fn deadline(&self, ifaces: &[Iface]) -> Option<u64> {
+    pub(super) fn deadline(&self, ifaces: &[Iface]) -> Option<Time> {
         let routers = self.routers.iter().map(|router| router.until);
         let on_link = self.on_link.iter().map(|prefix| prefix.until);
         let servers = self.name_servers.iter().map(|server| server.until);
         let addresses =
             ifaces.get(usize::from(self.iface)).map(|iface| &iface.addresses[..]).unwrap_or_default();
         let own = addresses.iter().filter(|own| own.life.origin == Origin::Slaac);
-        let own =
-            own.flat_map(|own| [own.life.valid, if own.deprecated { u64::MAX } else { own.life.preferred }]);
+        let own = own
+            .flat_map(|own| [own.life.valid, if own.deprecated { Time::NEVER } else { own.life.preferred }]);
         let all = routers.chain(on_link).chain(servers).chain(own).chain(self.ask);
-        all.min().filter(|due| *due != u64::MAX)
+        all.min().filter(|due| *due != Time::NEVER)
     }
 
     /// Returns the name servers from router advertisements.
@@ -89,10 +89,10 @@ impl Autoconf {
     }
 
     /// Returns whether an advertisement may be processed now.
-    pub(super) fn may_take(&mut self, now: u64) -> bool {
+    pub(super) fn may_take(&mut self, now: Time) -> bool {
         let (second, count) = &mut self.taken;
-        if *second != now / SECOND {
-            (*second, *count) = (now / SECOND, 0);
+        if *second != now.as_secs() {
+            (*second, *count) = (now.as_secs(), 0);
         }
         *count = count.saturating_add(1);
         *count <= ADVERTS
@@ -102,8 +102,8 @@ impl Autoconf {
         self.routers.iter().any(|known| known.address == router)
     }
 
-    pub(super) fn take_router(&mut self, now: u64, address: Ipv6Addr, advert: &RouterAdvert<'_>) {
-        let until = now + u64::from(advert.lifetime) * SECOND;
+    pub(super) fn take_router(&mut self, now: Time, address: Ipv6Addr, advert: &RouterAdvert<'_>) {
+        let until = now + Micros::from_secs(advert.lifetime.into());
         let router = Router { address, preference: advert.preference, until, is_silent: false };
         match self.routers.iter().position(|router| router.address == address) {
             Some(at) if advert.lifetime == 0 => {
@@ -115,7 +115,7 @@ impl Autoconf {
         }
         // Solicitations end with a default router (RFC 7559, 2.1).
         if !self.routers.is_empty() {
-            (self.ask, self.wait) = (None, 0);
+            (self.ask, self.wait) = (None, Micros::ZERO);
         }
     }
 
@@ -130,9 +130,9 @@ impl Autoconf {
 /// Stores a value until a time, if there is room. A time in the past removes the value.
 pub(super) fn put<T: PartialEq, const N: usize>(
     all: &mut ArrayVec<Timed<T>, N>,
-    now: u64,
+    now: Time,
     value: T,
-    until: u64,
+    until: Time,
 ) {
     match all.iter().position(|known| known.value == value) {
         Some(at) if until <= now => {

@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
+use offcore_stats::time::Time;
+
 use super::addr::{AppId, ConnId, FlowKey};
 use super::arenas::App;
 use super::call_error::CallError;
@@ -72,7 +74,7 @@ impl Stack {
     }
 
     /// Removes a listener. Connections that were not accepted are reset.
-    pub fn unlisten(&mut self, now: u64, listener: u32, out: &mut Out) {
+    pub fn unlisten(&mut self, now: Time, listener: u32, out: &mut Out) {
         let Some(gone) = self.listeners.remove(listener) else { return };
         // The next listener may get the same number.
         self.drop_halves(listener, gone.half_open);
@@ -119,7 +121,7 @@ impl Stack {
     /// endpoints exists, and [`Elsewhere`](CallError::Elsewhere) if another worker must open the connection.
     pub fn connect(
         &mut self,
-        now: u64,
+        now: Time,
         app: AppId,
         from: Option<SocketAddr>,
         to: SocketAddr,
@@ -134,7 +136,7 @@ impl Stack {
     /// See [`connect`](Self::connect).
     pub fn connect_with(
         &mut self,
-        now: u64,
+        now: Time,
         app: AppId,
         options: ConnOptions,
         from: Option<SocketAddr>,
@@ -184,7 +186,7 @@ impl Stack {
     }
 
     /// Returns an unused flow to a peer: the given one, or one with another port if it has none.
-    fn free_flow(&mut self, now: u64, flow: FlowKey) -> Result<FlowKey, CallError> {
+    fn free_flow(&mut self, now: Time, flow: FlowKey) -> Result<FlowKey, CallError> {
         let Self { ports, flows, conns, halves, time_wait, steering, .. } = self;
         let taken = |key: &FlowKey| match flows.find(key, |entry| key_of(conns, halves, time_wait, entry)) {
             Some(Entry::TimeWait(index)) => time_wait.reuse(index, now).is_none(),
@@ -210,7 +212,7 @@ impl Stack {
     /// # Errors
     /// [`CallError::Gone`], [`CallError::NotOpen`]; [`CallError::Misuse`] if the application's index is invalid. The
     /// connection is then reset.
-    pub fn written(&mut self, now: u64, conn: ConnId, out: &mut Out) -> Result<(), CallError> {
+    pub fn written(&mut self, now: Time, conn: ConnId, out: &mut Out) -> Result<(), CallError> {
         let Some(this) = self.conns.get_mut(conn) else { return self.datagrams_moved(now, conn, out) };
         if !this.tcb.may_send() {
             return Err(CallError::NotOpen);
@@ -256,7 +258,7 @@ impl Stack {
     ///
     /// # Errors
     /// [`CallError::Gone`]; [`CallError::Misuse`] if the application's index is invalid. The connection is then reset.
-    pub fn consumed(&mut self, now: u64, conn: ConnId, out: &mut Out) -> Result<(), CallError> {
+    pub fn consumed(&mut self, now: Time, conn: ConnId, out: &mut Out) -> Result<(), CallError> {
         let Some(this) = self.conns.get_mut(conn) else { return self.datagrams_moved(now, conn, out) };
         let App { arena, shortage, .. } = self.arenas.app(this.app);
         match this.rx.consumed(arena) {
@@ -303,7 +305,7 @@ impl Stack {
     ///
     /// # Errors
     /// [`CallError::Gone`].
-    pub fn set_nodelay(&mut self, now: u64, conn: ConnId, on: bool, out: &mut Out) -> Result<(), CallError> {
+    pub fn set_nodelay(&mut self, now: Time, conn: ConnId, on: bool, out: &mut Out) -> Result<(), CallError> {
         let this = self.conns.get_mut(conn).ok_or(CallError::Gone)?;
         this.tcb.sender.nagle.no_delay = on;
         self.conns.touch(conn);
@@ -318,7 +320,7 @@ impl Stack {
     /// [`CallError::Gone`].
     pub fn set_timeouts(
         &mut self,
-        now: u64,
+        now: Time,
         conn: ConnId,
         user_timeout: u32,
         syn_retries: u8,
@@ -342,7 +344,7 @@ impl Stack {
     /// [`CallError::Gone`].
     pub fn set_keepalive(
         &mut self,
-        now: u64,
+        now: Time,
         conn: ConnId,
         wanted: Option<KeepAlive>,
         out: &mut Out,
@@ -358,7 +360,7 @@ impl Stack {
     ///
     /// # Errors
     /// [`CallError::Gone`], [`CallError::NotOpen`].
-    pub fn shutdown(&mut self, now: u64, conn: ConnId, out: &mut Out) -> Result<(), CallError> {
+    pub fn shutdown(&mut self, now: Time, conn: ConnId, out: &mut Out) -> Result<(), CallError> {
         let this = self.conns.get_mut(conn).ok_or(CallError::Gone)?;
         this.tcb.state = match this.tcb.state {
             State::Established | State::SynReceived => State::FinWait1,
@@ -373,7 +375,7 @@ impl Stack {
 
     /// Closes a connection as Linux does. If there is unread data, the peer gets a reset that indicates its loss (RFC
     /// 9293, 3.6.1).
-    pub fn close(&mut self, now: u64, conn: ConnId, out: &mut Out) {
+    pub fn close(&mut self, now: Time, conn: ConnId, out: &mut Out) {
         let Some(this) = self.conns.get_mut(conn) else { return self.close_datagrams(now, conn) };
         let tcb = &mut this.tcb;
         if tcb.state == State::SynSent || tcb.receiver.unread() > 0 {
@@ -401,7 +403,7 @@ impl Stack {
     /// Closes a connection with a reset, within a second. The reset follows the written data for which the peer's
     /// window has room. A stack that sends each write immediately (such as Linux) also delivers this data before the
     /// reset.
-    pub fn abort(&mut self, now: u64, conn: ConnId, out: &mut Out) {
+    pub fn abort(&mut self, now: Time, conn: ConnId, out: &mut Out) {
         let Some(this) = self.conns.get_mut(conn) else { return };
         this.tcb.close_timer.orphan();
         if this.tcb.is_synchronized() && this.tcb.sender.may_send() {

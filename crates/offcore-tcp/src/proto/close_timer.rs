@@ -1,14 +1,16 @@
 //! The time limit of a connection that the application has closed.
 
+use offcore_stats::time::{Micros, Time};
+
 use super::options::ConnOptions;
 
 /// Time that a connection closed by the application waits for the peer's FIN or for any progress (as Linux).
-const FIN_TIMEOUT: u64 = 60_000_000;
-/// Maximum time that a reset waits for data that was written before, and the interval of checks, in microseconds.
-const RESET_TIMEOUT: u64 = 1_000_000;
-const RESET_CHECK: u64 = 1000;
+const FIN_TIMEOUT: Micros = Micros::from_secs(60);
+/// Maximum time that a reset waits for data that was written before, and the interval of checks.
+const RESET_TIMEOUT: Micros = Micros::from_secs(1);
+const RESET_CHECK: Micros = Micros::from_millis(1);
 /// Extra time for a peer that keeps its window closed and answers probes. Linux gives up after a similar time.
-const CLOSED_WINDOW: u64 = 240_000_000;
+const CLOSED_WINDOW: Micros = Micros::from_secs(240);
 /// Minimum average rate of the peer in that case, in bytes per second.
 const ORPHAN_RATE: u64 = 1 << 10;
 
@@ -16,8 +18,8 @@ const ORPHAN_RATE: u64 = 1 << 10;
 #[derive(Debug)]
 pub(crate) struct CloseTimer {
     /// Time at which the connection is given up, and the upper limit of this time.
-    due: Option<u64>,
-    ends_by: u64,
+    due: Option<Time>,
+    ends_by: Time,
     /// The application has closed the connection. `resets`: a reset follows the written data.
     orphan: bool,
     resets: bool,
@@ -25,7 +27,7 @@ pub(crate) struct CloseTimer {
 
 impl CloseTimer {
     pub(crate) fn new() -> Self {
-        Self { due: None, ends_by: u64::MAX, orphan: false, resets: false }
+        Self { due: None, ends_by: Time::NEVER, orphan: false, resets: false }
     }
 
     /// Returns whether the application has closed the connection.
@@ -42,7 +44,7 @@ impl CloseTimer {
 
     /// Returns the time at which the connection is given up.
     #[inline]
-    pub(crate) fn due(&self) -> Option<u64> {
+    pub(crate) fn due(&self) -> Option<Time> {
         self.due
     }
 
@@ -52,13 +54,13 @@ impl CloseTimer {
     }
 
     /// Limits the time in which the peer must accept the `unacknowledged` bytes.
-    pub(crate) fn limit(&mut self, now: u64, unacknowledged: u64) {
-        let transfer = unacknowledged * 1_000_000 / ORPHAN_RATE;
+    pub(crate) fn limit(&mut self, now: Time, unacknowledged: u64) {
+        let transfer = Micros::new(unacknowledged * 1_000_000 / ORPHAN_RATE);
         self.ends_by = now + FIN_TIMEOUT + CLOSED_WINDOW + transfer;
     }
 
     /// Starts the wait for the peer's FIN in FIN-WAIT-2.
-    pub(crate) fn await_fin(&mut self, now: u64, options: &ConnOptions) {
+    pub(crate) fn await_fin(&mut self, now: Time, options: &ConnOptions) {
         if !self.resets {
             self.due = self.orphan.then_some(now + options.fin_timeout(FIN_TIMEOUT));
         }
@@ -66,20 +68,20 @@ impl CloseTimer {
 
     /// Extends the life of a closed connection after the peer has accepted more data. A peer that accepts nothing would
     /// otherwise hold the memory (similar to Linux's limits of orphans).
-    pub(crate) fn extend(&mut self, now: u64) {
+    pub(crate) fn extend(&mut self, now: Time) {
         if !self.resets {
             self.due = Some(self.ends_by.min(now + FIN_TIMEOUT));
         }
     }
 
     /// Starts the wait for the peer to accept written data, after which the connection is reset.
-    pub(crate) fn reset_after_data(&mut self, now: u64) {
+    pub(crate) fn reset_after_data(&mut self, now: Time) {
         (self.resets, self.ends_by, self.due) = (true, now + RESET_TIMEOUT, Some(now + RESET_CHECK));
     }
 
     /// Handles the expired timer. Returns whether the connection continues: a reset waits while data `may_be_sent`, and
     /// a closed connection while its peer only keeps the window closed (`is_blocked`).
-    pub(crate) fn postpone(&mut self, now: u64, may_be_sent: bool, is_blocked: bool) -> bool {
+    pub(crate) fn postpone(&mut self, now: Time, may_be_sent: bool, is_blocked: bool) -> bool {
         let waits = if self.resets { may_be_sent } else { self.orphan && is_blocked };
         if !waits || now >= self.ends_by {
             return false;

@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 
+use offcore_stats::time::Time;
 use offcore_wire::{EtherType, EthernetFrame, IpProtocol, Ipv6Packet, icmpv4, icmpv6};
 
 use super::ip::{ETHERNET, Envelope, IpHeaders};
@@ -20,7 +21,7 @@ pub(super) struct IcmpErrorHead {
 impl Stack {
     /// Sends an error because no socket has the port (RFC 1122, 4.1.3.1; RFC 4443, 3.1).
     #[cold]
-    pub(super) fn port_unreachable(&mut self, now: u64, ip: &IpHeaders, head: &[u8], out: &mut Out) {
+    pub(super) fn port_unreachable(&mut self, now: Time, ip: &IpHeaders, head: &[u8], out: &mut Out) {
         let (kind, code) = match ip.dst {
             IpAddr::V4(_) => (icmpv4::DESTINATION_UNREACHABLE, icmpv4::PORT_UNREACHABLE),
             IpAddr::V6(_) => (icmpv6::DESTINATION_UNREACHABLE, icmpv6::PORT_UNREACHABLE),
@@ -32,7 +33,7 @@ impl Stack {
     /// Sends an error because the host does not support the transport protocol (RFC 1122, 3.2.2.1). For IPv6 see
     /// [`send_parameter_problem`](Self::not_understood).
     #[cold]
-    pub(super) fn protocol_unreachable(&mut self, now: u64, ip: &IpHeaders, head: &[u8], out: &mut Out) {
+    pub(super) fn protocol_unreachable(&mut self, now: Time, ip: &IpHeaders, head: &[u8], out: &mut Out) {
         let (kind, code) = (icmpv4::DESTINATION_UNREACHABLE, icmpv4::PROTOCOL_UNREACHABLE);
         let quoted = &head[ETHERNET..ip.end.min(head.len())];
         self.send_icmp_error(now, Some(ip.dst), ip.src, IcmpErrorHead { kind, code, rest: 0 }, quoted, out);
@@ -40,7 +41,7 @@ impl Stack {
 
     /// Sends an error because an IPv6 packet has an unknown header or option (RFC 8200, 4; RFC 4443, 3.4).
     #[cold]
-    pub(super) fn send_parameter_problem(&mut self, now: u64, iface: u8, packet: &RxSeg<'_>, out: &mut Out) {
+    pub(super) fn send_parameter_problem(&mut self, now: Time, iface: u8, packet: &RxSeg<'_>, out: &mut Out) {
         let Ok(frame) = EthernetFrame::new_checked(packet.head) else { return };
         if frame.ethertype() != EtherType::IPV6 {
             return;
@@ -65,7 +66,7 @@ impl Stack {
     /// Sends an error about the packet `quoted`. Without `from` the route determines the source address.
     fn send_icmp_error(
         &mut self,
-        now: u64,
+        now: Time,
         from: Option<IpAddr>,
         to: IpAddr,
         complaint: IcmpErrorHead,
@@ -76,7 +77,7 @@ impl Stack {
         let Some(way) = net.way(to) else { return };
         // As on Linux, errors to this host do not count.
         let looped = net.loopback == Some(way.iface);
-        if !looped && !udp.may_send_icmp_error(now, || origins.ident(u64::MAX - now / 1_000_000)) {
+        if !looped && !udp.may_send_icmp_error(now, || origins.ident(u64::MAX - now.as_secs())) {
             return;
         }
         let from = from.unwrap_or(way.source);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use offcore_session::{Arena, Fifo, Memory, Misuse, Place, Rx, Tx};
+use offcore_stats::time::{Micros, Time};
 
 use super::addr::{AppId, ConnId, SOCKETS, UserIndex};
 use super::ahead::Ahead;
@@ -14,7 +15,7 @@ use super::tcb::{State, Tcb};
 use super::wheel::Wheel;
 
 /// Time without a segment after which data behind holes is discarded.
-const HOLE_TIMEOUT: u64 = 60_000_000;
+const HOLE_TIMEOUT: Micros = Micros::from_secs(60);
 
 const _: () = assert!(size_of::<Conn>() <= memory::PRIVATE / 2);
 
@@ -136,7 +137,7 @@ impl Conn {
 
     /// Frees memory that a quiet connection does not need. If memory is short, its application has no room until it
     /// requests some.
-    pub(super) fn trim(&mut self, now: u64, arena: &mut Arena, config: &Config) {
+    pub(super) fn trim(&mut self, now: Time, arena: &mut Arena, config: &Config) {
         self.tcb.sender.recovery.release();
         if self.tcb.receiver.has_holes() && !self.tcb.delivery.is_placing() {
             // After this time a peer that leaves a hole open will not fill it.
@@ -259,7 +260,7 @@ impl Conns {
         Self {
             slots: Vec::new(),
             free: Vec::new(),
-            timers: Wheel::new(0),
+            timers: Wheel::new(Time::ZERO),
             touched: Vec::new(),
             asking_hop: Default::default(),
             counted: 0,

@@ -9,6 +9,8 @@
 //! one in 268 million, regardless of the guessed bits; this is the same as on Linux. Unlike other initial sequence
 //! numbers (RFC 6528), cookies do not grow with time, so they are used only when the backlog is full.
 
+use offcore_stats::time::Time;
+
 use super::addr::FlowKey;
 use super::siphash::{FlowMac, Purpose};
 
@@ -119,11 +121,11 @@ impl Cookies {
         client_isn: u32,
         offer: Offer,
         clock: u32,
-        now_us: u64,
+        now: Time,
     ) -> Option<Cookie> {
         let mss = MSS.iter().rposition(|mss| *mss <= offer.mss)? as u32;
         let options = offer.with_timestamps.map(WithTimestamps::bits);
-        let period = now_us / PERIOD_US;
+        let period = now.as_micros() / PERIOD_US;
         self.last = Some(period);
         self.counts.sent += 1;
         let timestamp = options.map(|bits| {
@@ -135,8 +137,8 @@ impl Cookies {
     }
 
     /// Returns whether a valid cookie may still be returned.
-    pub(super) fn are_outstanding(&self, now_us: u64) -> bool {
-        self.last.is_some_and(|last| now_us / PERIOD_US <= last + 1)
+    pub(super) fn are_outstanding(&self, now: Time) -> bool {
+        self.last.is_some_and(|last| now.as_micros() / PERIOD_US <= last + 1)
     }
 
     /// Returns the options of this ACK's client, if the ACK answers a cookie of this period or the one before.
@@ -149,9 +151,9 @@ impl Cookies {
         isn: u32,
         client_isn: u32,
         echo: Option<u32>,
-        now_us: u64,
+        now: Time,
     ) -> Option<Offer> {
-        let now = now_us / PERIOD_US;
+        let now = now.as_micros() / PERIOD_US;
         let last = self.last?;
         let options = echo.map(|echo| echo & OPTION_BITS);
         let mss = isn & MSS_BITS;
@@ -181,8 +183,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use offcore_stats::time::Micros;
 
-    const NOW: u64 = 1_000_000_000;
+    const NOW: Time = Time::from_secs(1000);
+    const PERIOD: Micros = Micros::new(PERIOD_US);
 
     fn flow(port: u16) -> FlowKey {
         FlowKey::v4(Ipv4Addr::new(10, 0, 0, 1), 80, Ipv4Addr::new(10, 0, 0, 2), port)
@@ -218,6 +222,7 @@ mod tests {
             (client_isn, clock) in any::<(u32, u32)>(),
             (now, late) in (0u64..1 << 50, 0u64..=PERIOD_US),
         ) {
+            let (now, late) = (Time::from_micros(now), Micros::new(late));
             let mut cookies = Cookies::new(&[5; 16]);
             let cookie = cookies.encode(&flow(1), client_isn, offer, clock, now).unwrap();
             let behind = cookie.timestamp.map_or(0, |timestamp| clock.wrapping_sub(timestamp));
@@ -244,11 +249,11 @@ mod tests {
     #[test]
     fn cookie_expires_after_next_period() {
         let (cookies, Cookie { isn, timestamp }) = made();
-        let end = NOW.next_multiple_of(PERIOD_US) + PERIOD_US;
-        assert_eq!(cookies.check(&flow(1), isn, 99, timestamp, end - 1), Some(offer()));
+        let end = Time::from_micros(NOW.as_micros().next_multiple_of(PERIOD_US)) + PERIOD;
+        assert_eq!(cookies.check(&flow(1), isn, 99, timestamp, end - Micros::new(1)), Some(offer()));
         assert_eq!(cookies.check(&flow(1), isn, 99, timestamp, end), None);
-        assert!(cookies.are_outstanding(end - 1) && !cookies.are_outstanding(end));
-        assert_eq!(cookies.check(&flow(1), isn, 99, timestamp, NOW - PERIOD_US), None);
+        assert!(cookies.are_outstanding(end - Micros::new(1)) && !cookies.are_outstanding(end));
+        assert_eq!(cookies.check(&flow(1), isn, 99, timestamp, NOW - PERIOD), None);
     }
 
     #[test]
@@ -280,8 +285,11 @@ mod tests {
         let (made, Cookie { isn, timestamp }) = made();
         let never = Cookies { mac: made.mac.clone(), last: None, counts: made.counts };
         assert_eq!(never.check(&flow(1), isn, 99, timestamp, NOW), None);
-        let long_ago =
-            Cookies { mac: made.mac.clone(), last: Some(NOW / PERIOD_US - 2), counts: made.counts };
+        let long_ago = Cookies {
+            mac: made.mac.clone(),
+            last: Some(NOW.as_micros() / PERIOD_US - 2),
+            counts: made.counts,
+        };
         assert_eq!(long_ago.check(&flow(1), isn, 99, timestamp, NOW), None);
     }
 

@@ -8,6 +8,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use arrayvec::ArrayVec;
+use offcore_stats::time::{Micros, Time};
 use offcore_wire::dhcp::{self, DhcpKind, DhcpReply, DhcpRequest};
 use offcore_wire::{EtherType, IpProtocol, Ipv4Header, MacAddr, Sum, UdpHeader, ethernet, ipv4, udp};
 
@@ -23,19 +24,19 @@ use super::stack::Stack;
 /// Number of requests before another server is selected.
 const REQUESTS: u8 = 4;
 /// Delay before the client restarts after a conflict (3.1, 5).
-const AFTER_CONFLICT: u64 = 10 * SECOND;
+const AFTER_CONFLICT: Micros = Micros::from_secs(10);
 /// Interval of checks whether the probes of the address have passed.
-const LOOK: u64 = 20_000;
+const LOOK: Micros = Micros::from_millis(20);
 
 impl Stack {
     /// Starts a DHCP client, which configures the IPv4 address of an interface, its routes and its MTU (RFC 2131). The
     /// stack must have one worker.
-    pub fn start_dhcp(&mut self, now: u64, iface: u8) {
+    pub fn start_dhcp(&mut self, now: Time, iface: u8) {
         self.net.start_dhcp(now, iface);
     }
 
     /// Releases the leases of all DHCP clients, and removes their addresses. The clients stop (4.4.6).
-    pub fn release_leases(&mut self, now: u64, out: &mut Out) {
+    pub fn release_leases(&mut self, now: Time, out: &mut Out) {
         for mut client in std::mem::take(&mut self.net.clients) {
             self.net.release(now, &mut client, out);
         }
@@ -46,7 +47,7 @@ impl Stack {
     #[cold]
     pub(super) fn dhcp_offer(
         &mut self,
-        now: u64,
+        now: Time,
         iface: u8,
         ip: &IpHeaders,
         packet: &RxSeg<'_>,
@@ -69,7 +70,7 @@ impl Stack {
     #[cold]
     pub(super) fn dhcp_message(
         &mut self,
-        now: u64,
+        now: Time,
         iface: u8,
         station: MacAddr,
         message: &[u8],
@@ -81,7 +82,7 @@ impl Stack {
     }
 
     /// Runs the timers of interfaces, neighbours, autoconfiguration and DHCP clients.
-    pub(super) fn net_timers(&mut self, now: u64, out: &mut Out) {
+    pub(super) fn net_timers(&mut self, now: Time, out: &mut Out) {
         let mut silent = ArrayVec::<NeighbourKey, 64>::new();
         self.net.timers(now, out, |who| {
             let _ = silent.try_push(who);
@@ -110,7 +111,7 @@ impl Net {
     }
 
     /// Starts the client of an interface.
-    pub(crate) fn start_dhcp(&mut self, now: u64, iface: u8) {
+    pub(crate) fn start_dhcp(&mut self, now: Time, iface: u8) {
         let seed = self.seed ^ u64::from(iface).rotate_left(32);
         if usize::from(iface) < self.ifaces.len() && !self.clients.iter().any(|client| client.iface == iface)
         {
@@ -119,7 +120,7 @@ impl Net {
     }
 
     /// Runs the timer of an interface's client.
-    pub(crate) fn dhcp_timers(&mut self, now: u64, number: u8, out: &mut Out) {
+    pub(crate) fn dhcp_timers(&mut self, now: Time, number: u8, out: &mut Out) {
         let Some(at) = self.clients.iter().position(|client| client.iface == number) else { return };
         let mut dhcp = self.clients.remove(at);
         let mac = self.ifaces[usize::from(number)].mac;
@@ -150,7 +151,7 @@ impl Net {
     }
 
     /// Binds the address when its probes have passed, or declines it if another host has it.
-    fn look_at_probes(&mut self, now: u64, number: u8, dhcp: &mut Client, out: &mut Out) {
+    fn look_at_probes(&mut self, now: Time, number: u8, dhcp: &mut Client, out: &mut Out) {
         let Some(mut lease) = dhcp.lease.clone() else { return dhcp.enter(State::Init, now) };
         let iface = &mut self.ifaces[usize::from(number)];
         match iface.address_state_of(lease.prefix.address) {
@@ -173,7 +174,7 @@ impl Net {
     }
 
     /// Renews the lease with its server, then with any server. Removes the address when the lease has expired.
-    fn renew(&mut self, now: u64, number: u8, dhcp: &mut Client, out: &mut Out) {
+    fn renew(&mut self, now: Time, number: u8, dhcp: &mut Client, out: &mut Out) {
         let Some(lease) = dhcp.lease.clone() else { return dhcp.enter(State::Init, now) };
         if now >= lease.end {
             return self.lose_lease(now, number, dhcp, out);
@@ -215,12 +216,12 @@ impl Net {
     }
 
     /// Removes the address, the routes and the MTU of a lease.
-    fn drop_lease(&mut self, now: u64, number: u8, lease: &Lease, out: &mut Out) {
+    fn drop_lease(&mut self, now: Time, number: u8, lease: &Lease, out: &mut Out) {
         self.ifaces[usize::from(number)].drop_routes(lease);
         self.remove_address(now, number, lease.prefix.address, out);
     }
 
-    fn lose_lease(&mut self, now: u64, number: u8, dhcp: &mut Client, out: &mut Out) {
+    fn lose_lease(&mut self, now: Time, number: u8, dhcp: &mut Client, out: &mut Out) {
         if let Some(lease) = dhcp.lease.take() {
             self.drop_lease(now, number, &lease, out);
         }
@@ -229,7 +230,7 @@ impl Net {
     }
 
     /// Releases a lease to its server.
-    fn release(&mut self, now: u64, dhcp: &mut Client, out: &mut Out) {
+    fn release(&mut self, now: Time, dhcp: &mut Client, out: &mut Out) {
         let number = dhcp.iface;
         if matches!(dhcp.state, State::Bound | State::Renewing | State::Rebinding)
             && let Some(lease) = dhcp.lease.take()
@@ -253,7 +254,7 @@ impl Net {
     /// Processes a message of a server, received on an interface from `station`.
     pub(crate) fn dhcp_reply(
         &mut self,
-        now: u64,
+        now: Time,
         number: u8,
         station: MacAddr,
         message: &[u8],
@@ -272,7 +273,7 @@ impl Net {
 
     fn take_reply(
         &mut self,
-        now: u64,
+        now: Time,
         station: MacAddr,
         dhcp: &mut Client,
         reply: &DhcpReply,

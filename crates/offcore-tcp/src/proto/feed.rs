@@ -1,6 +1,8 @@
 //! Distributes free memory, and memory that other connections of the same application do not use, to waiting
 //! connections.
 
+use offcore_stats::time::Time;
+
 use super::addr::ConnId;
 use super::arenas::App;
 use super::config::Config;
@@ -21,7 +23,7 @@ const LOOKED_AT: usize = 32;
 impl Stack {
     /// Manages the memory of all applications.
     #[inline]
-    pub(super) fn look_after_memory(&mut self, now: u64, out: &mut Out) {
+    pub(super) fn look_after_memory(&mut self, now: Time, out: &mut Out) {
         self.udp.trim(now, &mut self.arenas, &self.config);
         let (mut grown, mut short, mut waiting) = (false, false, false);
         self.arenas.visit_changed_apps(|app| {

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use offcore_stats::SplitMix;
+use offcore_stats::time::{Micros, Time};
 use offcore_wire::icmpv6::listener;
 use offcore_wire::igmp::{self, Record};
 use offcore_wire::{EtherType, Igmp, ListenerQuery};
@@ -25,12 +26,12 @@ const ROBUSTNESS: u8 = 2;
 const MOST_ROBUST: u8 = 7;
 /// Maximum time between two reports of a change (RFC 3376, 8.11; RFC 3810, 9.11), and the same in version 1 of MLD and
 /// versions 1 and 2 of IGMP (RFC 2236, 8.10).
-const CHANGE: u64 = 1_000_000;
-const OLD_CHANGE: u64 = 10_000_000;
+const CHANGE: Micros = Micros::from_secs(1);
+const OLD_CHANGE: Micros = Micros::from_secs(10);
 /// Older Version Querier Present Timeout, with the default query interval of 125 s (RFC 3376, 8.12; RFC 3810, 9.12).
-const OLD_ROUTER: u64 = 260_000_000;
+const OLD_ROUTER: Micros = Micros::from_secs(260);
 /// Minimum time between two answers to queries. It bounds the cost of a flood of queries.
-const QUIET: u64 = 100_000;
+const QUIET: Micros = Micros::from_millis(100);
 /// IPv4 records that fit one report.
 const RECORDS: usize = 10;
 
@@ -43,7 +44,7 @@ const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 struct Group {
     users: u32,
     /// Time of the next report.
-    due: Option<u64>,
+    due: Option<Time>,
     /// Remaining reports of a change.
     changes: u8,
 }
@@ -52,9 +53,9 @@ struct Group {
 #[derive(Debug, Clone, Copy, Default)]
 struct Older {
     /// End of the presence of an IGMPv2 or MLDv1 router.
-    v2: u64,
+    v2: Time,
     /// End of the presence of an IGMPv1 router.
-    v1: u64,
+    v1: Time,
 }
 
 /// The source addresses of reports.
@@ -76,9 +77,9 @@ pub(crate) struct Groups {
     v6: Older,
     robustness: u8,
     /// Time of the next report.
-    next: Option<u64>,
+    next: Option<Time>,
     /// Queries before this time are ignored.
-    quiet: u64,
+    quiet: Time,
     chance: SplitMix,
 }
 
@@ -86,8 +87,8 @@ pub(crate) struct Groups {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Query {
     pub group: Option<IpAddr>,
-    /// Maximum response time in microseconds.
-    pub within: u64,
+    /// Maximum response time.
+    pub within: Micros,
     pub is_v4: bool,
     /// 1 and 2 are IGMPv1 and IGMPv2, 1 is MLDv1; 0 is the newest version.
     pub older: u8,
@@ -98,14 +99,14 @@ impl Query {
     /// Creates a query from MLD.
     pub(crate) fn v6(query: &ListenerQuery) -> Self {
         let &ListenerQuery { group, within, is_v1, robustness } = query;
-        let within = within.as_micros() as u64;
+        let within = Micros::from(within);
         Self { group: group.map(IpAddr::V6), within, is_v4: false, older: u8::from(is_v1) * 2, robustness }
     }
 
     /// Creates a query from IGMP.
     pub(crate) fn v4(message: &Igmp) -> Option<Self> {
         let &Igmp::Query { group, within, version, robustness } = message else { return None };
-        let (within, older) = (within.as_micros() as u64, if version < 3 { version } else { 0 });
+        let (within, older) = (Micros::from(within), if version < 3 { version } else { 0 });
         Some(Self { group: group.map(IpAddr::V4), within, is_v4: true, older, robustness })
     }
 }
@@ -114,7 +115,7 @@ impl Groups {
     pub(crate) fn new(seed: u64) -> Self {
         let (v4, v6) = Default::default();
         let (groups, chance) = (BTreeMap::new(), SplitMix::new(seed));
-        Self { groups, v4, v6, robustness: ROBUSTNESS, next: None, quiet: 0, chance }
+        Self { groups, v4, v6, robustness: ROBUSTNESS, next: None, quiet: Time::ZERO, chance }
     }
 
     /// Returns whether packets to the group are received.
@@ -123,7 +124,7 @@ impl Groups {
     }
 
     /// Adds a user of a group. The first user causes reports.
-    pub(crate) fn join(&mut self, now: u64, group: IpAddr) {
+    pub(crate) fn join(&mut self, now: Time, group: IpAddr) {
         if self.groups.len() >= MOST && !self.groups.contains_key(&group) {
             // The pending reports of the removed group are discarded.
             let left = self.groups.iter().find(|(_, entry)| entry.users == 0).map(|(group, _)| *group);
@@ -138,7 +139,7 @@ impl Groups {
     }
 
     /// Removes a user of a group. The last user causes reports.
-    pub(crate) fn leave(&mut self, now: u64, group: IpAddr) -> Result<(), CallError> {
+    pub(crate) fn leave(&mut self, now: Time, group: IpAddr) -> Result<(), CallError> {
         let entry = self.groups.get_mut(&group).filter(|entry| entry.users > 0).ok_or(CallError::Gone)?;
         entry.users -= 1;
         if entry.users == 0 {
@@ -153,7 +154,7 @@ impl Groups {
 
     /// Reports all IPv6 groups again. The link-local address is now valid, and routers ignore reports from the
     /// unspecified address.
-    pub(crate) fn report_v6(&mut self, now: u64) {
+    pub(crate) fn report_v6(&mut self, now: Time) {
         for (group, entry) in &mut self.groups {
             if group.is_ipv6() && entry.users > 0 && is_reported(*group) {
                 (entry.changes, entry.due) = (entry.changes.max(1), Some(now));
@@ -164,7 +165,7 @@ impl Groups {
 
     /// Handles a query. Each group is reported within the maximum response time. Older versions have a delay for each
     /// group (RFC 3376, 5.2; RFC 3810, 6.2; RFC 2236, 3).
-    pub(crate) fn asked(&mut self, now: u64, query: Query) {
+    pub(crate) fn asked(&mut self, now: Time, query: Query) {
         let older = if query.is_v4 { &mut self.v4 } else { &mut self.v6 };
         match query.older {
             1 => older.v1 = now + OLD_ROUTER,
@@ -173,15 +174,15 @@ impl Groups {
             _ => {}
         }
         let is_old = older.v1.max(older.v2) > now;
-        let within = query.within.max(1);
+        let within = query.within.max(Micros::new(1));
         let earliest = now.max(self.quiet);
-        let together = earliest + self.chance.below(within);
+        let together = earliest + within.random(&mut self.chance);
         for (group, entry) in &mut self.groups {
             let is_meant = query.group.is_none_or(|asked| asked == *group);
             if !is_meant || group.is_ipv4() != query.is_v4 || entry.users == 0 || !is_reported(*group) {
                 continue;
             }
-            let due = if is_old { earliest + self.chance.below(within) } else { together };
+            let due = if is_old { earliest + within.random(&mut self.chance) } else { together };
             if entry.due.is_none_or(|at| at > due) {
                 entry.due = Some(due);
             }
@@ -190,7 +191,7 @@ impl Groups {
     }
 
     /// Handles another host's report of a group in an older version. One report is enough for the router.
-    pub(crate) fn reported(&mut self, now: u64, group: IpAddr) {
+    pub(crate) fn reported(&mut self, now: Time, group: IpAddr) {
         let older = if group.is_ipv4() { self.v4 } else { self.v6 };
         if let Some(entry) = self.groups.get_mut(&group)
             && entry.users > 0
@@ -202,12 +203,12 @@ impl Groups {
     }
 
     /// Returns the time of the next report.
-    pub(crate) fn deadline(&self) -> Option<u64> {
+    pub(crate) fn deadline(&self) -> Option<Time> {
         self.next
     }
 
     /// Sends due reports.
-    pub(crate) fn timers(&mut self, now: u64, from: Sender, out: &mut Out) {
+    pub(crate) fn timers(&mut self, now: Time, from: Sender, out: &mut Out) {
         if self.next.is_none_or(|due| due > now) {
             return;
         }
@@ -227,7 +228,7 @@ impl Groups {
             // A version without records reports only once that a group was left.
             entry.changes = if is_old && entry.users == 0 { 0 } else { entry.changes.saturating_sub(1) };
             let interval = if is_old { OLD_CHANGE } else { CHANGE };
-            entry.due = (entry.changes > 0).then(|| now + 1 + self.chance.below(interval));
+            entry.due = (entry.changes > 0).then(|| now + Micros::new(1) + interval.random(&mut self.chance));
         }
         self.groups.retain(|_, entry| entry.users > 0 || entry.due.is_some());
         self.look();
@@ -250,7 +251,7 @@ fn is_reported(group: IpAddr) -> bool {
     }
 }
 
-fn send_v4(now: u64, records: &[(Record, IpAddr)], older: Older, from: Sender, out: &mut Out) {
+fn send_v4(now: Time, records: &[(Record, IpAddr)], older: Older, from: Sender, out: &mut Out) {
     let mut groups = records.iter().filter_map(|(record, group)| match group {
         IpAddr::V4(group) => Some((*record, *group)),
         IpAddr::V6(_) => None,
@@ -274,7 +275,7 @@ fn send_v4(now: u64, records: &[(Record, IpAddr)], older: Older, from: Sender, o
     }
 }
 
-fn send_v6(now: u64, records: &[(Record, IpAddr)], older: Older, from: Sender, out: &mut Out) {
+fn send_v6(now: Time, records: &[(Record, IpAddr)], older: Older, from: Sender, out: &mut Out) {
     let groups = records.iter().filter_map(|(record, group)| match group {
         IpAddr::V6(group) => Some((*record, *group)),
         IpAddr::V4(_) => None,

@@ -1,5 +1,7 @@
 //! Half-open connections: their SYN has been answered, and their handshake is not complete.
 
+use offcore_stats::time::Time;
+
 use super::handshake::{Half, SYN_ACK_RETRIES, SYN_TIMEOUT};
 use super::wheel::Wheel;
 
@@ -13,7 +15,7 @@ pub(super) struct Halves {
 
 impl Halves {
     pub(super) fn new() -> Self {
-        Self { slots: Vec::new(), free: Vec::new(), timers: Wheel::new(0) }
+        Self { slots: Vec::new(), free: Vec::new(), timers: Wheel::new(Time::ZERO) }
     }
 
     /// Returns the number of half-open connections.
@@ -56,7 +58,7 @@ impl Halves {
     }
 
     /// Starts the next, longer timeout of a SYN-ACK. Returns `None` after the last one.
-    pub(super) fn back_off(&mut self, now: u64, index: u32) -> Option<&Half> {
+    pub(super) fn back_off(&mut self, now: Time, index: u32) -> Option<&Half> {
         let half =
             self.slots.get_mut(index as usize)?.as_mut().filter(|half| half.tries < SYN_ACK_RETRIES)?;
         half.tries += 1;
@@ -66,12 +68,12 @@ impl Halves {
     }
 
     /// Calls `expired` for up to `at_most` connections whose SYN-ACK was not acknowledged in time.
-    pub(super) fn expire(&mut self, now: u64, at_most: usize, expired: impl FnMut(u32)) {
+    pub(super) fn expire(&mut self, now: Time, at_most: usize, expired: impl FnMut(u32)) {
         self.timers.expire(now, at_most, expired);
     }
 
     /// Returns the time of the next timer.
-    pub(super) fn deadline(&self) -> Option<u64> {
+    pub(super) fn deadline(&self) -> Option<Time> {
         self.timers.next_deadline()
     }
 }

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use offcore_stats::time::{Micros, Time};
 use offcore_wire::{TcpFlags, TcpOptions, Timestamps};
 
 use super::addr::FlowKey;
@@ -27,10 +28,10 @@ const MSS_DEFAULT_V6: u16 = 1220;
 /// Minimum accepted segment size. A smaller one would make this host send mostly headers (as Linux).
 const MSS_MIN: u16 = 48;
 /// First timeout of a SYN (RFC 6298, 2.1), doubled each time.
-pub(super) const SYN_TIMEOUT: u64 = 1_000_000;
+pub(super) const SYN_TIMEOUT: Micros = Micros::from_secs(1);
 /// Bounds of the exponential backoff, as in Linux.
 pub(super) const SYN_DOUBLINGS: u8 = 7;
-pub(super) const SYN_TIMEOUT_MAX: u64 = 120_000_000;
+pub(super) const SYN_TIMEOUT_MAX: Micros = Micros::from_secs(120);
 /// Maximum number of retransmissions of SYNs and SYN-ACKs (as Linux).
 pub(super) const SYN_RETRIES: u8 = 6;
 pub(super) const SYN_ACK_RETRIES: u8 = 5;
@@ -145,7 +146,7 @@ pub(super) struct Both {
 }
 
 /// Creates a connection after the peer's SYN has arrived. Our SYN has the window `window`.
-pub(super) fn connection(now: u64, both: &Both, wishes: &LocalParameters, window: u16) -> Tcb {
+pub(super) fn connection(now: Time, both: &Both, wishes: &LocalParameters, window: u16) -> Tcb {
     let Both { key, way, iss, irs, offered, timestamp_offset, options: wanted, .. } = *both;
     let agreed = Agreed {
         timestamps: offered.timestamp.map(|_| timestamp_offset),
@@ -186,8 +187,8 @@ pub(super) fn connection(now: u64, both: &Both, wishes: &LocalParameters, window
 pub(super) struct Half {
     pub both: Both,
     pub listener: u32,
-    pub due: u64,
-    pub since: u64,
+    pub due: Time,
+    pub since: Time,
     pub tries: u8,
     /// The SYN-ACK was sent twice because the SYN arrived twice, so an acknowledgement is ambiguous (Karn).
     pub repeated: bool,
@@ -200,7 +201,7 @@ pub(super) struct Half {
 
 impl Half {
     /// Creates the state after a SYN-ACK that is sent at `now` with the window `window`.
-    pub(super) fn new(now: u64, both: Both, listener: u32, window: u16) -> Self {
+    pub(super) fn new(now: Time, both: Both, listener: u32, window: u16) -> Self {
         let due = now + SYN_TIMEOUT;
         Self {
             both,
@@ -216,7 +217,7 @@ impl Half {
     }
 
     /// Returns a challenge ACK, which acknowledges only the SYN (RFC 5961, 3.2).
-    pub(super) fn acknowledgement(&self, now: u64, wishes: &LocalParameters) -> Fields {
+    pub(super) fn acknowledgement(&self, now: Time, wishes: &LocalParameters) -> Fields {
         let answer = self.answer(now, wishes);
         let scale = if self.both.offered.scale.is_some() { SCALE } else { 0 };
         Fields {
@@ -235,12 +236,12 @@ impl Half {
     }
 
     /// Returns our SYN-ACK.
-    pub(super) fn answer(&self, now: u64, wishes: &LocalParameters) -> Fields {
+    pub(super) fn answer(&self, now: Time, wishes: &LocalParameters) -> Fields {
         let Both { key, iss, irs, offered, timestamp_offset, options, .. } = self.both;
         let mtu = options.mtu(self.both.mtu, key.remote().ip());
         let timestamps = offered
             .timestamp
-            .map(|echo| Timestamps { value: timestamp_offset.wrapping_add((now / 1000) as u32), echo });
+            .map(|echo| Timestamps { value: timestamp_offset.wrapping_add(now.wrapping_millis()), echo });
         let ecn = if offered.ecn && wishes.ecn { TcpFlags::ECE } else { TcpFlags(0) };
         Fields {
             src_port: key.local_port(),

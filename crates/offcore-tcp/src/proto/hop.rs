@@ -1,19 +1,20 @@
 //! The next hop of a connection's packets.
 
+use offcore_stats::time::{Micros, Time};
 use offcore_wire::MacAddr;
 
 use super::iface::ResolvedRoute;
 use super::neighbour::NeighbourKey;
 
 /// Time for which a connection uses the MAC address of its next hop without checking the cache.
-const LINK_AGE: u64 = 1_000_000;
+const LINK_AGE: Micros = Micros::from_secs(1);
 
 /// A MAC address, as last resolved in this generation of the neighbour cache.
 #[derive(Debug, Clone, Copy)]
 struct Link {
     mac: MacAddr,
     generation: u32,
-    until: u64,
+    until: Time,
 }
 
 /// The route of a connection, and the MAC address of its next hop.
@@ -61,7 +62,7 @@ impl Hop {
 
     /// Returns the MAC address if it is known in this generation of the neighbour cache.
     #[inline]
-    pub(crate) fn mac(&self, now: u64, generation: u32) -> Option<MacAddr> {
+    pub(crate) fn mac(&self, now: Time, generation: u32) -> Option<MacAddr> {
         let link = self.link?;
         (link.generation == generation && now < link.until).then_some(link.mac)
     }
@@ -72,7 +73,7 @@ impl Hop {
         self.link.is_some()
     }
 
-    pub(crate) fn resolved(&mut self, now: u64, generation: u32, mac: MacAddr) {
+    pub(crate) fn resolved(&mut self, now: Time, generation: u32, mac: MacAddr) {
         self.link = Some(Link { mac, generation, until: now + LINK_AGE });
     }
 

@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 
+use offcore_stats::time::Time;
 use offcore_wire::{Icmpv4, Icmpv6, Igmp, ethernet, icmpv4, icmpv6, ipv6};
 
 use super::addr::ConnId;
@@ -35,7 +36,7 @@ impl Stack {
     /// Processes an ICMP message. Echo requests are answered in place.
     pub(super) fn icmp(
         &mut self,
-        now: u64,
+        now: Time,
         ip: &IpHeaders,
         packet: &mut RxSeg<'_>,
         to_us: bool,
@@ -72,7 +73,7 @@ impl Stack {
 
     pub(super) fn icmpv6(
         &mut self,
-        now: u64,
+        now: Time,
         iface: u8,
         ip: &IpHeaders,
         packet: &mut RxSeg<'_>,
@@ -138,7 +139,7 @@ impl Stack {
     #[cold]
     pub(super) fn igmp(
         &mut self,
-        now: u64,
+        now: Time,
         iface: u8,
         ip: &IpHeaders,
         head: &[u8],
@@ -192,7 +193,7 @@ impl Stack {
     #[cold]
     fn unreachable_v4(
         &mut self,
-        now: u64,
+        now: Time,
         offender: IpAddr,
         code: u8,
         mtu: u16,
@@ -245,7 +246,7 @@ impl Stack {
 
     /// Processes a Packet Too Big message. It is ignored if its MTU is below the minimum of IPv6 links (RFC 8201, 4).
     #[cold]
-    fn packet_too_big(&mut self, now: u64, offender: IpAddr, mtu: u32, quoted: &[u8], out: &mut Out) {
+    fn packet_too_big(&mut self, now: Time, offender: IpAddr, mtu: u32, quoted: &[u8], out: &mut Out) {
         let error = IcmpError { v6: true, kind: icmpv6::PACKET_TOO_BIG, code: 0, info: mtu };
         let mtu = u16::try_from(mtu).unwrap_or(u16::MAX);
         if mtu >= LEAST_V6 {
@@ -263,7 +264,7 @@ impl Stack {
     /// Reduces the segment size after repeated losses, because the path's routers may not report their MTU (RFC 2923,
     /// 2.1). The lower limit is the minimum MTU of IPv6 links, which nearly every IPv4 link supports.
     #[cold]
-    pub(super) fn avoid_black_hole(&mut self, now: u64, id: ConnId) {
+    pub(super) fn avoid_black_hole(&mut self, now: Time, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let (sender, remote) = (&conn.tcb.sender, conn.tcb.key.remote().ip());
         let headers = LEAST_V6 - payload_of(LEAST_V6, remote, conn.tcb.agreed.timestamps.is_some());
@@ -290,7 +291,7 @@ impl Stack {
     }
 
     /// Processes a path MTU reported by a router. If the report is accepted, all sockets with this destination use it.
-    fn set_path_mtu(&mut self, now: u64, id: ConnId, mtu: u16) {
+    fn set_path_mtu(&mut self, now: Time, id: ConnId, mtu: u16) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         if conn.tcb.report_path(now, mtu) {
             let to = conn.tcb.key.remote().ip();
@@ -301,7 +302,7 @@ impl Stack {
 
     /// Applies an unverified path MTU report after data was lost.
     #[cold]
-    pub(super) fn apply_reported_mtu(&mut self, now: u64, id: ConnId) {
+    pub(super) fn apply_reported_mtu(&mut self, now: Time, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         if let Some(mss) = conn.tcb.path.as_ref().and_then(|path| path.claimed) {
             conn.tcb.cut_segments(now, mss);

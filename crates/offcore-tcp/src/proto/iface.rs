@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use offcore_stats::time::Time;
 use offcore_wire::{MacAddr, ipv6};
 
 use super::groups::{Groups, Sender};
@@ -75,7 +76,7 @@ impl Route {
 pub(crate) enum AddressState {
     /// Duplicate address detection runs until this time (RFC 4862, 5.4).
     Tentative {
-        until: u64,
+        until: Time,
     },
     Preferred,
     /// Another host has it.
@@ -89,7 +90,7 @@ pub(crate) struct OwnAddress {
     /// Remaining IPv4 probes or announcements.
     pub left: u8,
     /// Time of the next probe or announcement, or of the next attempt to use the address.
-    pub next: Option<u64>,
+    pub next: Option<Time>,
     pub life: AddressLifetime,
     /// New connections prefer any other address (RFC 4862, 5.5.4).
     pub deprecated: bool,
@@ -100,14 +101,14 @@ pub(crate) struct OwnAddress {
 pub(crate) struct AddressLifetime {
     pub origin: Origin,
     /// Time when it becomes deprecated, and when it expires; `u64::MAX` for never.
-    pub preferred: u64,
-    pub valid: u64,
+    pub preferred: Time,
+    pub valid: Time,
 }
 
 impl AddressLifetime {
     /// Returns the lifetime of an address that does not expire.
     pub(crate) fn permanent(origin: Origin) -> Self {
-        Self { origin, preferred: u64::MAX, valid: u64::MAX }
+        Self { origin, preferred: Time::NEVER, valid: Time::NEVER }
     }
 }
 
@@ -126,7 +127,7 @@ pub enum Origin {
 
 impl OwnAddress {
     pub(crate) fn new(prefix: Prefix, life: AddressLifetime) -> Self {
-        let standing = AddressState::Tentative { until: 0 };
+        let standing = AddressState::Tentative { until: Time::ZERO };
         Self { prefix, standing, left: 0, next: None, life, deprecated: false }
     }
 }
@@ -428,7 +429,7 @@ mod tests {
     #[test]
     fn tentative_address_is_not_assigned() {
         let mut iface = iface(&[prefix("10.0.0.2", 24)], &[]);
-        iface.addresses[0].standing = AddressState::Tentative { until: 5 };
+        iface.addresses[0].standing = AddressState::Tentative { until: Time::from_micros(5) };
         assert!(!iface.owns("10.0.0.2".parse().unwrap()));
         let mut ifaces = [iface];
         let [near, far] = ["10.0.0.3", "10.0.1.3"].map(|to| to.parse().unwrap());

@@ -2,8 +2,9 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
+use offcore_stats::time::Time;
+
 use super::iface::{AddressState, Iface, Origin, OwnAddress, Prefix};
-use super::lease::SECOND;
 use super::stack::Stack;
 
 /// An interface's configuration.
@@ -33,16 +34,16 @@ pub struct AddressInfo {
 
 impl Stack {
     /// Returns the configuration of each interface, without the loopback interface.
-    pub fn interfaces(&self, now: u64) -> Vec<IfaceInfo> {
+    pub fn interfaces(&self, now: Time) -> Vec<IfaceInfo> {
         let ports = self.net.ifaces.iter().enumerate();
         let ports = ports.filter(|(number, _)| self.net.loopback.map(usize::from) != Some(*number));
         ports.map(|(number, iface)| self.interface(now, number, iface)).collect()
     }
 
-    fn interface(&self, now: u64, number: usize, iface: &Iface) -> IfaceInfo {
+    fn interface(&self, now: Time, number: usize, iface: &Iface) -> IfaceInfo {
         let lease = self.net.clients.iter().find(|client| usize::from(client.iface) == number);
         let lease = lease.and_then(|client| client.lease.as_ref());
-        let left = |until: u64| (until != u64::MAX).then(|| until.saturating_sub(now) / SECOND);
+        let left = |until: Time| (until != Time::NEVER).then(|| until.saturating_since(now).as_secs());
         let address = |own: &OwnAddress| {
             let end = lease.filter(|_| own.life.origin == Origin::Dhcp).map(|lease| lease.end);
             AddressInfo {

@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use offcore_session::Arena;
 use offcore_session::layout::{LARGE, SMALL};
+use offcore_stats::time::Micros;
 
 use super::addr::{AppId, ConnId};
 use super::cookie::CookieCounts;
@@ -35,8 +36,8 @@ pub struct Info {
     pub acknowledged: u64,
     /// Congestion window in bytes.
     pub cwnd: u64,
-    /// Smoothed round-trip time in microseconds.
-    pub srtt: u64,
+    /// Smoothed round-trip time.
+    pub srtt: Micros,
     pub recovery: RecoveryInfo,
     pub stats: RecoveryStats,
     /// Maximum payload bytes of our segments, and the estimate for the peer's segments.
@@ -52,11 +53,11 @@ pub struct RecoveryInfo {
     pub ssthresh: u64,
     /// Bytes in flight.
     pub pipe: u64,
-    /// Variation of the round-trip time, and the minimum, in microseconds.
-    pub rttvar: u64,
-    pub min_rtt: Option<u64>,
-    /// Retransmission timeout in microseconds.
-    pub rto: u64,
+    /// Variation of the round-trip time, and the minimum,.
+    pub rttvar: Micros,
+    pub min_rtt: Option<Micros>,
+    /// Retransmission timeout.
+    pub rto: Micros,
 }
 
 /// The state of a listener.

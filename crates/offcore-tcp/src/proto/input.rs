@@ -1,5 +1,6 @@
 //! Processing of segments of synchronized connections (RFC 9293, 3.10.7.4).
 
+use offcore_stats::time::{Micros, Time};
 use offcore_wire::TcpFlags;
 
 use super::addr::ConnId;
@@ -17,7 +18,7 @@ use super::tcb::{State, Tcb};
 /// The context in which a segment is processed.
 #[derive(Debug)]
 pub(super) struct Input<'a> {
-    pub now: u64,
+    pub now: Time,
     pub id: ConnId,
     pub net: &'a mut Net,
     pub arena: &'a mut offcore_session::Arena,
@@ -162,7 +163,7 @@ impl Input<'_> {
             && segment.ack == tcb.sender.seq(tcb.sender.una())
             && tcb.sender.has_window(u32::from(segment.window) << tcb.sender.scale);
         let late = tcb.receiver.recent().unwrap_or(0).wrapping_sub(timestamp);
-        repeats && u64::from(late) * 1000 <= tcb.sender.recovery.rto()
+        repeats && Micros::from_millis(late.into()) <= tcb.sender.recovery.rto()
     }
 
     /// Answers a segment outside the window. A segment with data or a FIN may be a retransmission or a window probe,
@@ -273,7 +274,7 @@ impl Input<'_> {
 
     /// Checks whether our FIN has been acknowledged.
     #[inline]
-    fn fin_acknowledged(tcb: &mut Tcb, now: u64) -> Outcome {
+    fn fin_acknowledged(tcb: &mut Tcb, now: Time) -> Outcome {
         if !tcb.sender.fin_acknowledged() {
             return Outcome::Open;
         }
@@ -361,7 +362,7 @@ impl Input<'_> {
 impl Net {
     /// Sends an acknowledgement of all received data. It may overtake data that is being copied, so its sequence number
     /// is the published edge. While the port is held, the acknowledgement stays due.
-    pub(super) fn acknowledge(&mut self, now: u64, tcb: &mut Tcb, out: &mut Out) {
+    pub(super) fn acknowledge(&mut self, now: Time, tcb: &mut Tcb, out: &mut Out) {
         if self.ifaces[usize::from(tcb.hop.iface())].held {
             return tcb.receiver.ack.request();
         }
@@ -370,7 +371,7 @@ impl Net {
     }
 
     /// Sends a segment without data. It carries SACK blocks.
-    pub(super) fn bare(&mut self, now: u64, tcb: &mut Tcb, seq: u32, flags: TcpFlags, out: &mut Out) {
+    pub(super) fn bare(&mut self, now: Time, tcb: &mut Tcb, seq: u32, flags: TcpFlags, out: &mut Out) {
         let fields = tcb.fields(now, seq, flags, true);
         // Without a route it counts as lost.
         if !self.has_route(tcb) {
@@ -385,7 +386,7 @@ impl Net {
 
     /// Sends a reset to the peer.
     #[cold]
-    pub(super) fn abort(&mut self, now: u64, tcb: &mut Tcb, out: &mut Out) {
+    pub(super) fn abort(&mut self, now: Time, tcb: &mut Tcb, out: &mut Out) {
         if tcb.is_synchronized() {
             let seq = tcb.sender.published_seq();
             self.bare(now, tcb, seq, TcpFlags::RST, out);

@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use offcore_stats::time::Time;
+
 use super::addr::any_like;
 use super::call_error::CallError;
 use super::iface::{Iface, IfaceConfig};
@@ -17,7 +19,7 @@ const LOOPBACK_INDEX: u32 = 1;
 impl Stack {
     /// Probes the IPv4 addresses of a new interface before they are used, because another host may have them (RFC
     /// 5227).
-    pub fn detect_conflicts(&mut self, now: u64, iface: u8) {
+    pub fn detect_conflicts(&mut self, now: Time, iface: u8) {
         self.net.detect_conflicts(now, iface);
     }
 

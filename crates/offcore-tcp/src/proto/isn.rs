@@ -3,6 +3,8 @@
 
 use std::net::Ipv4Addr;
 
+use offcore_stats::time::Time;
+
 use super::addr::FlowKey;
 use super::siphash::{FlowMac, Purpose};
 
@@ -32,13 +34,13 @@ impl Origins {
         }
     }
 
-    /// Returns the initial sequence number of a connection opened at `now_us`: ISN = M + F(flow, secret) (RFC 6528, 3).
+    /// Returns the initial sequence number of a connection opened at `now`: ISN = M + F(flow, secret) (RFC 6528, 3).
     ///
     /// It grows between two incarnations of a connection, by one every 4 µs. An incarnation that sent faster than 250
     /// KB/s may have exceeded it: see [`super::timewait::Action::Reopen`].
     #[inline]
-    pub(super) fn isn(&self, flow: &FlowKey, now_us: u64) -> u32 {
-        ((now_us / STEP_US) as u32).wrapping_add(self.isn.mac(flow, 0) as u32)
+    pub(super) fn isn(&self, flow: &FlowKey, now: Time) -> u32 {
+        ((now.as_micros() / STEP_US) as u32).wrapping_add(self.isn.mac(flow, 0) as u32)
     }
 
     /// Returns the identification of the fragmented packet with this number.
@@ -75,12 +77,12 @@ mod tests {
     #[test]
     fn isn_depends_on_four_tuple() {
         let origins = Origins::new(&[3; 16]);
-        let base = origins.isn(&flow(2, 4000), 0);
-        assert_eq!(origins.isn(&flow(2, 4000), 4_000_003).wrapping_sub(base), 1_000_000);
-        assert_ne!(origins.isn(&flow(2, 4001), 0), base);
-        assert_ne!(Origins::new(&[4; 16]).isn(&flow(2, 4000), 0), base);
+        let base = origins.isn(&flow(2, 4000), Time::ZERO);
+        assert_eq!(origins.isn(&flow(2, 4000), Time::from_micros(4_000_003)).wrapping_sub(base), 1_000_000);
+        assert_ne!(origins.isn(&flow(2, 4001), Time::ZERO), base);
+        assert_ne!(Origins::new(&[4; 16]).isn(&flow(2, 4000), Time::ZERO), base);
         // The clock wraps every 4.77 hours, and so does the number.
-        assert_eq!(origins.isn(&flow(2, 4000), 4 << 32), base);
+        assert_eq!(origins.isn(&flow(2, 4000), Time::from_micros(4 << 32)), base);
     }
 
     #[test]

@@ -1,12 +1,14 @@
 //! Keep-alive (RFC 9293, 3.8.4).
 
+use offcore_stats::time::{Micros, Time};
+
 /// The parameters of keep-alive probes to a silent peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeepAlive {
-    /// Microseconds of silence before the first probe.
-    pub idle: u64,
-    /// Microseconds between two probes.
-    pub interval: u64,
+    /// Time of silence before the first probe.
+    pub idle: Micros,
+    /// Time between two probes.
+    pub interval: Micros,
     /// Unanswered probes after which the connection ends.
     pub probes: u8,
 }
@@ -14,7 +16,7 @@ pub struct KeepAlive {
 impl Default for KeepAlive {
     /// The default of RFC 9293: two hours. The other values are as on Linux.
     fn default() -> Self {
-        Self { idle: 7_200_000_000, interval: 75_000_000, probes: 9 }
+        Self { idle: Micros::from_secs(7200), interval: Micros::from_secs(75), probes: 9 }
     }
 }
 
@@ -33,53 +35,53 @@ pub(super) enum KeepaliveAction {
 #[derive(Debug)]
 pub(crate) struct Liveness {
     /// Time of the last accepted segment.
-    heard: u64,
-    /// `TCP_USER_TIMEOUT` in microseconds; `u64::MAX` for none.
-    user_timeout: u64,
+    heard: Time,
+    /// `TCP_USER_TIMEOUT`; [`Micros::MAX`] for none.
+    user_timeout: Micros,
     /// State of keep-alive probes, if they are enabled.
     keeping: Option<Box<KeepaliveState>>,
 }
 
 impl Default for Liveness {
     fn default() -> Self {
-        Self { heard: 0, user_timeout: u64::MAX, keeping: None }
+        Self { heard: Time::ZERO, user_timeout: Micros::MAX, keeping: None }
     }
 }
 
 impl Liveness {
     /// Records an accepted segment.
     #[inline]
-    pub(crate) fn hear(&mut self, now: u64) {
+    pub(crate) fn hear(&mut self, now: Time) {
         self.heard = now;
     }
 
-    pub(crate) fn heard(&self) -> u64 {
+    pub(crate) fn heard(&self) -> Time {
         self.heard
     }
 
     #[inline]
-    pub(crate) fn user_timeout(&self) -> u64 {
+    pub(crate) fn user_timeout(&self) -> Micros {
         self.user_timeout
     }
 
     /// Sets the user timeout in milliseconds. 0 means none.
     pub(crate) fn set_user_timeout(&mut self, millis: u32) {
-        self.user_timeout = if millis == 0 { u64::MAX } else { u64::from(millis) * 1000 };
+        self.user_timeout = if millis == 0 { Micros::MAX } else { Micros::from_millis(millis.into()) };
     }
 
     /// Sets or disables keep-alive probes.
-    pub(crate) fn keep_alive(&mut self, now: u64, wanted: Option<KeepAlive>) {
+    pub(crate) fn keep_alive(&mut self, now: Time, wanted: Option<KeepAlive>) {
         self.keeping = wanted.map(|wanted| Box::new(KeepaliveState::new(now, wanted)));
     }
 
     /// Returns the time of the keep-alive timer.
     #[inline]
-    pub(crate) fn keepalive_due(&self) -> Option<u64> {
+    pub(crate) fn keepalive_due(&self) -> Option<Time> {
         self.keeping.as_ref().map(|keeping| keeping.due)
     }
 
     /// Handles the keep-alive timer if it has expired. The connection is `idle` without data in flight.
-    pub(super) fn expire(&mut self, now: u64, idle: bool) -> KeepaliveAction {
+    pub(super) fn expire(&mut self, now: Time, idle: bool) -> KeepaliveAction {
         let keeping = self.keeping.as_mut().filter(|keeping| keeping.due <= now);
         keeping
             .map_or(KeepaliveAction::Wait, |keeping| keeping.expire(now, self.heard, idle, self.user_timeout))
@@ -90,20 +92,20 @@ impl Liveness {
 #[derive(Debug)]
 struct KeepaliveState {
     wanted: KeepAlive,
-    due: u64,
+    due: Time,
     /// Probes since the last segment of the peer, and the time of the last probe.
     sent: u8,
-    last: u64,
+    last: Time,
 }
 
 impl KeepaliveState {
-    fn new(now: u64, wanted: KeepAlive) -> Self {
-        Self { wanted, due: now + wanted.idle, sent: 0, last: 0 }
+    fn new(now: Time, wanted: KeepAlive) -> Self {
+        Self { wanted, due: now + wanted.idle, sent: 0, last: Time::ZERO }
     }
 
     /// Handles the expired timer. `heard` is the time of the last segment. Data in flight serves as a probe; the
     /// connection is then not `idle`. A `user_timeout` replaces the number of probes, as on Linux.
-    fn expire(&mut self, now: u64, heard: u64, idle: bool, user_timeout: u64) -> KeepaliveAction {
+    fn expire(&mut self, now: Time, heard: Time, idle: bool, user_timeout: Micros) -> KeepaliveAction {
         if heard > self.last {
             self.sent = 0;
         }
@@ -112,7 +114,7 @@ impl KeepaliveState {
             self.due = quiet_until.max(now + self.wanted.interval.min(self.wanted.idle));
             KeepaliveAction::Wait
         } else if match user_timeout {
-            u64::MAX => self.sent >= self.wanted.probes,
+            Micros::MAX => self.sent >= self.wanted.probes,
             _ => self.sent > 0 && now >= heard + user_timeout,
         } {
             KeepaliveAction::GiveUp
@@ -128,16 +130,16 @@ impl KeepaliveState {
 mod tests {
     use super::*;
 
-    const SECOND: u64 = 1_000_000;
+    const SECOND: Micros = Micros::from_secs(1);
 
     /// Returns the time after which a peer that is silent from time 0 on is given up.
-    fn given_up_after(user_timeout: u64) -> u64 {
+    fn given_up_after(user_timeout: Micros) -> u64 {
         let wanted = KeepAlive { idle: 10 * SECOND, interval: SECOND, probes: 5 };
-        let mut keeping = KeepaliveState::new(0, wanted);
+        let mut keeping = KeepaliveState::new(Time::ZERO, wanted);
         loop {
             let now = keeping.due;
-            if keeping.expire(now, 0, true, user_timeout) == KeepaliveAction::GiveUp {
-                return now / SECOND;
+            if keeping.expire(now, Time::ZERO, true, user_timeout) == KeepaliveAction::GiveUp {
+                return now.as_secs();
             }
         }
     }
@@ -146,7 +148,7 @@ mod tests {
     // failure".
     #[test]
     fn user_timeout_overrides_probe_count() {
-        assert_eq!(given_up_after(u64::MAX), 15);
+        assert_eq!(given_up_after(Micros::MAX), 15);
         assert_eq!(given_up_after(12 * SECOND), 12);
         assert_eq!(given_up_after(30 * SECOND), 30);
         assert_eq!(given_up_after(SECOND), 11, "a probe is sent at least");

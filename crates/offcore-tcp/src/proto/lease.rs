@@ -3,19 +3,20 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use offcore_stats::SplitMix;
+use offcore_stats::time::{Micros, Time};
 use offcore_wire::MacAddr;
 use offcore_wire::dhcp::{DhcpKind, DhcpReply, DhcpRequest};
 
 use super::iface::{AddressState, Iface, Prefix, Route};
 
-pub(super) const SECOND: u64 = 1_000_000;
+pub(super) const SECOND: Micros = Micros::from_secs(1);
 /// Retransmission interval of messages: it doubles up to the maximum (4.1).
-const FIRST_WAIT: u64 = 4 * SECOND;
-const LONGEST_WAIT: u64 = 64 * SECOND;
+const FIRST_WAIT: Micros = Micros::from_secs(4);
+const LONGEST_WAIT: Micros = Micros::from_secs(64);
 /// Minimum time between two attempts to renew a lease (4.4.5).
-pub(super) const LEAST_RENEWAL: u64 = 60 * SECOND;
+pub(super) const LEAST_RENEWAL: Micros = Micros::from_secs(60);
 /// Minimum duration of a lease. Shorter leases are extended, which limits the client's messages.
-const SHORTEST_LEASE: u64 = 10 * SECOND;
+const SHORTEST_LEASE: Micros = Micros::from_secs(10);
 /// Minimum accepted MTU from a server: every host accepts IPv4 packets of this length (RFC 1122, 3.3.2), and every link
 /// carries IPv6 packets of this length (RFC 8200, 5).
 const LEAST_MTU: u16 = 576;
@@ -43,9 +44,9 @@ pub(super) struct Lease {
     pub(super) name_servers: Vec<Ipv4Addr>,
     pub(super) routes: Vec<Route>,
     pub(super) mtu: Option<u16>,
-    pub(super) renewal: u64,
-    pub(super) rebinding: u64,
-    pub(super) end: u64,
+    pub(super) renewal: Time,
+    pub(super) rebinding: Time,
+    pub(super) end: Time,
 }
 
 /// The client of one interface.
@@ -55,10 +56,10 @@ pub(crate) struct Client {
     pub(super) state: State,
     pub(super) xid: u32,
     /// Start of the current attempt.
-    pub(super) began: u64,
+    pub(super) began: Time,
     pub(super) tries: u8,
     /// Time of the next action.
-    pub(super) due: u64,
+    pub(super) due: Time,
     /// The offered or bound lease.
     pub(super) lease: Option<Lease>,
     /// Whether the client has provided an address to the interface.
@@ -67,7 +68,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    pub(super) fn new(now: u64, iface: u8, seed: u64) -> Self {
+    pub(super) fn new(now: Time, iface: u8, seed: u64) -> Self {
         let chance = SplitMix::new(seed);
         Self {
             iface,
@@ -87,19 +88,19 @@ impl Client {
         matches!(self.state, State::Bound | State::Renewing | State::Rebinding)
     }
 
-    pub(super) fn enter(&mut self, state: State, due: u64) {
+    pub(super) fn enter(&mut self, state: State, due: Time) {
         (self.state, self.due, self.tries) = (state, due, 0);
     }
 
     /// Returns the time of the next retransmission of a message that is sent now for the `tries`th time.
-    pub(super) fn again(&mut self, now: u64) -> u64 {
+    pub(super) fn again(&mut self, now: Time) -> Time {
         let wait = (FIRST_WAIT << self.tries.min(4)).min(LONGEST_WAIT);
         self.tries = self.tries.saturating_add(1);
-        now + wait - SECOND + self.chance.below(2 * SECOND)
+        now + wait - SECOND + (SECOND * 2).random(&mut self.chance)
     }
 
-    pub(super) fn request(&self, now: u64, mac: MacAddr, kind: DhcpKind) -> DhcpRequest {
-        let secs = (now - self.began.min(now)) / SECOND;
+    pub(super) fn request(&self, now: Time, mac: MacAddr, kind: DhcpKind) -> DhcpRequest {
+        let secs = now.saturating_since(self.began).as_secs();
         let (xid, secs) = (self.xid, u16::try_from(secs).unwrap_or(u16::MAX));
         let offered = self.lease.as_ref().and_then(|lease| v4(lease.prefix.address));
         let server = self.lease.as_ref().map(|lease| lease.server);
@@ -121,7 +122,7 @@ pub(super) fn v4(address: IpAddr) -> Option<Ipv4Addr> {
 
 /// Reads the lease of a reply from `station`. Returns `None` if the reply has no server identifier, or if its address
 /// is not a host address.
-pub(super) fn lease_of(now: u64, reply: &DhcpReply, station: MacAddr) -> Option<Lease> {
+pub(super) fn lease_of(now: Time, reply: &DhcpReply, station: MacAddr) -> Option<Lease> {
     let (yours, server) = (reply.yours, reply.server?);
     let prefix = Prefix { address: yours.into(), len: reply.prefix.unwrap_or(32) };
     let host = u32::MAX.checked_shr(prefix.len.into()).unwrap_or(0);
@@ -130,17 +131,17 @@ pub(super) fn lease_of(now: u64, reply: &DhcpReply, station: MacAddr) -> Option<
     if first == 0 || first >= 224 || yours.is_loopback() || yours == server || !names_host {
         return None;
     }
-    let seconds = |seconds: u32| u64::from(seconds) * SECOND;
-    let lease = reply.lease.map_or(3600 * SECOND, seconds).max(SHORTEST_LEASE);
+    let seconds = |seconds: u32| Micros::from_secs(seconds.into());
+    let lease = reply.lease.map_or(SECOND * 3600, seconds).max(SHORTEST_LEASE);
     // Times that are out of order, or that would cause constant traffic, are replaced by the defaults (4.4.5).
     let least = LEAST_RENEWAL.min(lease / 2);
-    let usual = |given: Option<u32>, end, usual: u64| {
+    let usual = |given: Option<u32>, end, usual: Micros| {
         given.map(seconds).filter(|time| (least..end).contains(time)).unwrap_or(usual)
     };
     let rebinding = usual(reply.rebinding, lease, lease / 8 * 7);
     let renewal = usual(reply.renewal, rebinding, (lease / 2).min(rebinding));
     let forever = reply.lease == Some(u32::MAX);
-    let at = |time: u64| if forever { u64::MAX } else { now + time };
+    let at = |time: Micros| if forever { Time::NEVER } else { now + time };
     let usable = |gateway: &Ipv4Addr| !gateway.is_multicast() && !gateway.is_broadcast() && *gateway != yours;
     let routes = reply.routes.iter().filter(|(_, _, gateway)| usable(gateway));
     let routes = routes.map(|&(network, len, gateway)| Route {

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use arrayvec::ArrayVec;
 use offcore_session::datagram::Header;
+use offcore_stats::time::Time;
 
 use super::addr::ConnId;
 use super::call_error::CallError;
@@ -41,7 +42,12 @@ impl Stack {
     /// # Errors
     /// [`CallError::Gone`]; [`CallError::NoRoute`] without such an interface; [`CallError::NotOurs`] for an address
     /// that is not a group; [`CallError::InUse`] if the socket has joined it; [`CallError::TooMany`].
-    pub fn join_group(&mut self, now: u64, socket: ConnId, membership: &Membership) -> Result<(), CallError> {
+    pub fn join_group(
+        &mut self,
+        now: Time,
+        socket: ConnId,
+        membership: &Membership,
+    ) -> Result<(), CallError> {
         let group = membership.group;
         if !group.is_multicast() {
             return Err(CallError::NotOurs);
@@ -74,7 +80,7 @@ impl Stack {
     /// not joined the group.
     pub fn leave_group(
         &mut self,
-        now: u64,
+        now: Time,
         socket: ConnId,
         membership: &Membership,
     ) -> Result<(), CallError> {
@@ -91,7 +97,7 @@ impl Stack {
     }
 
     /// Leaves all groups of a socket.
-    pub(super) fn leave_groups(&mut self, now: u64, socket: ConnId) {
+    pub(super) fn leave_groups(&mut self, now: Time, socket: ConnId) {
         let Some(found) = self.udp.get_mut(socket) else { return };
         let user = found.reuse.user;
         for (iface, group) in std::mem::take(&mut found.joined.groups) {
@@ -99,7 +105,7 @@ impl Stack {
         }
     }
 
-    fn left(&mut self, now: u64, user: u32, iface: u8, group: IpAddr) {
+    fn left(&mut self, now: Time, user: u32, iface: u8, group: IpAddr) {
         let _ = self.net.leave(now, iface, group);
         if let Some(count) = self.udp.joins.get_mut(&user) {
             *count -= 1;

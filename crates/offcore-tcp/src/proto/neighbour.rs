@@ -5,22 +5,23 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use arrayvec::ArrayVec;
+use offcore_stats::time::{Micros, Time};
 use offcore_wire::MacAddr;
 
 use super::packet::Control;
 
-/// Time in microseconds for which an answer is valid without another confirmation: RFC 4861's REACHABLE_TIME.
-const REACHABLE: u64 = 30_000_000;
-/// Minimum time in microseconds between two confirmations that are stored.
-const RENEWED: u64 = 1_000_000;
+/// Time for which an answer is valid without another confirmation: RFC 4861's REACHABLE_TIME.
+const REACHABLE: Micros = Micros::from_secs(30);
+/// Minimum time between two confirmations that are stored.
+const RENEWED: Micros = Micros::from_secs(1);
 /// Time for a confirmation after a packet to a stale neighbour, before it is probed: DELAY_FIRST_PROBE_TIME.
-const DELAY: u64 = 5_000_000;
+const DELAY: Micros = Micros::from_secs(5);
 /// Time between two solicitations: RETRANS_TIMER.
-const RETRANS: u64 = 1_000_000;
+const RETRANS: Micros = Micros::from_secs(1);
 /// Number of solicitations before a neighbour is given up: MAX_MULTICAST_SOLICIT and MAX_UNICAST_SOLICIT.
 const PROBES: u8 = 3;
 /// Time for which an unused entry is kept.
-const UNUSED: u64 = 600_000_000;
+const UNUSED: Micros = Micros::from_secs(600);
 /// Maximum number of packets per neighbour that wait for address resolution.
 const WAITING: usize = 3;
 
@@ -54,7 +55,7 @@ struct Entry {
     state: State,
     probes: u8,
     /// Time of the next action; also in the set `due`.
-    due: u64,
+    due: Time,
     waiting: ArrayVec<Control, WAITING>,
 }
 
@@ -63,9 +64,9 @@ struct Entry {
 #[derive(Debug)]
 pub(crate) struct Neighbours {
     entries: HashMap<NeighbourKey, Entry>,
-    due: BTreeSet<(u64, NeighbourKey)>,
+    due: BTreeSet<(Time, NeighbourKey)>,
     /// The unused entries among them, which are replaced first.
-    unused: BTreeSet<(u64, NeighbourKey)>,
+    unused: BTreeSet<(Time, NeighbourKey)>,
     limit: usize,
     /// Changes when a MAC address changes or is removed. Holders of a copy must then resolve it again.
     generation: u32,
@@ -98,7 +99,7 @@ impl Neighbours {
     }
 
     /// Returns the MAC address of a neighbour. Calls `ask` if it is unknown or must be confirmed.
-    pub(crate) fn resolve(&mut self, now: u64, who: NeighbourKey, ask: impl FnOnce(Ask)) -> Option<MacAddr> {
+    pub(crate) fn resolve(&mut self, now: Time, who: NeighbourKey, ask: impl FnOnce(Ask)) -> Option<MacAddr> {
         if let Some(entry) = self.entries.get_mut(&who) {
             return match entry.state {
                 State::Incomplete => None,
@@ -138,7 +139,7 @@ impl Neighbours {
     /// only if it is `wanted`. Returns the packets that have waited for the address.
     pub(crate) fn learn(
         &mut self,
-        now: u64,
+        now: Time,
         who: NeighbourKey,
         mac: MacAddr,
         said: AdvertFlags,
@@ -182,7 +183,7 @@ impl Neighbours {
     }
 
     /// Confirms a neighbour after data sent to it has been acknowledged (RFC 4861, 7.3.1).
-    pub(crate) fn confirm(&mut self, now: u64, who: NeighbourKey) {
+    pub(crate) fn confirm(&mut self, now: Time, who: NeighbourKey) {
         let Some(entry) = self.entries.get(&who) else { return };
         // Most acknowledgements come soon after the previous one and change nothing.
         let recent = entry.state == State::Reachable && entry.due > now + REACHABLE - RENEWED;
@@ -195,7 +196,7 @@ impl Neighbours {
     /// does not answer.
     pub(crate) fn expire(
         &mut self,
-        now: u64,
+        now: Time,
         at_most: usize,
         mut ask: impl FnMut(Ask),
         mut gone: impl FnMut(NeighbourKey),
@@ -235,11 +236,11 @@ impl Neighbours {
     }
 
     /// Returns the time of the next action.
-    pub(crate) fn deadline(&self) -> Option<u64> {
+    pub(crate) fn deadline(&self) -> Option<Time> {
         self.due.first().map(|(due, _)| *due)
     }
 
-    fn enter(&mut self, who: NeighbourKey, state: State, due: u64) {
+    fn enter(&mut self, who: NeighbourKey, state: State, due: Time) {
         let Some(entry) = self.entries.get_mut(&who) else { return };
         self.due.remove(&(entry.due, who));
         self.unused.remove(&(entry.due, who));
@@ -284,7 +285,7 @@ mod tests {
     use super::*;
 
     const ANSWER: AdvertFlags = AdvertFlags { answer: true, replaces: true, wanted: false };
-    const SECOND: u64 = 1_000_000;
+    const SECOND: Micros = Micros::from_secs(1);
 
     fn who(last: u8) -> NeighbourKey {
         (0, IpAddr::from([10, 0, 0, last]))
@@ -298,12 +299,12 @@ mod tests {
     fn solicitation_is_repeated_every_second() {
         let mut cache = Neighbours::new(16);
         let mut asked = 0;
-        assert_eq!(cache.resolve(0, who(1), |_| asked += 1), None);
-        assert_eq!(cache.resolve(10, who(1), |_| asked += 1), None);
+        assert_eq!(cache.resolve(Time::ZERO, who(1), |_| asked += 1), None);
+        assert_eq!(cache.resolve(Time::from_micros(10), who(1), |_| asked += 1), None);
         assert_eq!(asked, 1);
         let mut gone = Vec::new();
         for second in 1..=5 {
-            cache.expire(second * SECOND, 8, |_| asked += 1, |who| gone.push(who));
+            cache.expire(Time::ZERO + second * SECOND, 8, |_| asked += 1, |who| gone.push(who));
         }
         assert_eq!((asked, gone), (3, vec![who(1)]), "three questions, then it is given up");
         assert_eq!(cache.deadline(), None);
@@ -312,19 +313,19 @@ mod tests {
     #[test]
     fn unused_neighbour_is_evicted_first() {
         let mut cache = Neighbours::new(2);
-        cache.resolve(0, who(1), |_| ());
-        cache.learn(0, who(1), mac(1), ANSWER);
+        cache.resolve(Time::ZERO, who(1), |_| ());
+        cache.learn(Time::ZERO, who(1), mac(1), ANSWER);
         // Announced by the neighbour itself. Its action is due much later than the first entry's, which is in use.
-        cache.learn(0, who(2), mac(2), AdvertFlags { answer: false, replaces: true, wanted: true });
-        cache.learn(0, who(3), mac(3), AdvertFlags { answer: false, replaces: true, wanted: true });
-        assert_eq!(cache.resolve(1, who(1), |_| ()), Some(mac(1)));
-        assert_eq!((cache.len(), cache.resolve(1, who(3), |_| ())), (2, Some(mac(3))));
+        cache.learn(Time::ZERO, who(2), mac(2), AdvertFlags { answer: false, replaces: true, wanted: true });
+        cache.learn(Time::ZERO, who(3), mac(3), AdvertFlags { answer: false, replaces: true, wanted: true });
+        assert_eq!(cache.resolve(Time::from_micros(1), who(1), |_| ()), Some(mac(1)));
+        assert_eq!((cache.len(), cache.resolve(Time::from_micros(1), who(3), |_| ())), (2, Some(mac(3))));
     }
 
     #[test]
     fn packets_await_address_resolution() {
         let mut cache = Neighbours::new(16);
-        cache.resolve(0, who(1), |_| ());
+        cache.resolve(Time::ZERO, who(1), |_| ());
         for number in 0..5 {
             let packet = Control::new(0, |bytes| {
                 bytes[14] = number;
@@ -332,47 +333,47 @@ mod tests {
             });
             cache.wait(who(1), packet);
         }
-        let sent = cache.learn(5, who(1), mac(7), ANSWER);
+        let sent = cache.learn(Time::from_micros(5), who(1), mac(7), ANSWER);
         assert_eq!(sent.iter().map(|packet| packet.bytes()[14]).collect::<Vec<_>>(), [2, 3, 4]);
         assert!(sent.iter().all(|packet| packet.bytes()[..6] == mac(7).0));
-        assert_eq!(cache.resolve(6, who(1), |_| ()), Some(mac(7)));
+        assert_eq!(cache.resolve(Time::from_micros(6), who(1), |_| ()), Some(mac(7)));
     }
 
     #[test]
     fn stale_neighbour_is_used_and_probed() {
         let mut cache = Neighbours::new(16);
-        cache.resolve(0, who(1), |_| ());
-        cache.learn(0, who(1), mac(7), ANSWER);
-        cache.expire(31 * SECOND, 8, |_| panic!("no neighbour is asked"), |_| ());
-        assert_eq!(cache.resolve(32 * SECOND, who(1), |_| panic!("not yet")), Some(mac(7)));
+        cache.resolve(Time::ZERO, who(1), |_| ());
+        cache.learn(Time::ZERO, who(1), mac(7), ANSWER);
+        cache.expire(Time::from_secs(31), 8, |_| panic!("no neighbour is asked"), |_| ());
+        assert_eq!(cache.resolve(Time::from_secs(32), who(1), |_| panic!("not yet")), Some(mac(7)));
         let mut asked = Vec::new();
-        cache.expire(38 * SECOND, 8, |ask| asked.push(ask), |_| ());
+        cache.expire(Time::from_secs(38), 8, |ask| asked.push(ask), |_| ());
         assert_eq!(asked, [Ask { who: who(1), station: Some(mac(7)) }]);
-        cache.learn(38 * SECOND, who(1), mac(7), ANSWER);
-        assert_eq!(cache.deadline(), Some(68 * SECOND));
+        cache.learn(Time::from_secs(38), who(1), mac(7), ANSWER);
+        assert_eq!(cache.deadline(), Some(Time::from_secs(68)));
     }
 
     #[test]
     fn unsolicited_claim_changes_no_entry() {
         let mut cache = Neighbours::new(16);
-        cache.resolve(0, who(1), |_| ());
-        cache.learn(0, who(1), mac(7), ANSWER);
+        cache.resolve(Time::ZERO, who(1), |_| ());
+        cache.learn(Time::ZERO, who(1), mac(7), ANSWER);
         let claim = AdvertFlags { answer: false, replaces: false, wanted: true };
-        cache.learn(1, who(1), mac(8), claim);
-        assert_eq!(cache.resolve(2, who(1), |_| ()), Some(mac(7)));
-        cache.learn(3, who(2), mac(9), AdvertFlags { wanted: false, ..claim });
-        assert_eq!(cache.resolve(4, who(2), |_| ()), None, "it had not been requested");
+        cache.learn(Time::from_micros(1), who(1), mac(8), claim);
+        assert_eq!(cache.resolve(Time::from_micros(2), who(1), |_| ()), Some(mac(7)));
+        cache.learn(Time::from_micros(3), who(2), mac(9), AdvertFlags { wanted: false, ..claim });
+        assert_eq!(cache.resolve(Time::from_micros(4), who(2), |_| ()), None, "it had not been requested");
     }
 
     #[test]
     fn changed_mac_advances_generation() {
         let mut cache = Neighbours::new(16);
-        cache.resolve(0, who(1), |_| ());
-        cache.learn(0, who(1), mac(7), ANSWER);
+        cache.resolve(Time::ZERO, who(1), |_| ());
+        cache.learn(Time::ZERO, who(1), mac(7), ANSWER);
         let before = cache.generation();
-        cache.learn(1, who(1), mac(7), ANSWER);
+        cache.learn(Time::from_micros(1), who(1), mac(7), ANSWER);
         assert_eq!(cache.generation(), before);
-        cache.learn(2, who(1), mac(8), ANSWER);
+        cache.learn(Time::from_micros(2), who(1), mac(8), ANSWER);
         assert_ne!(cache.generation(), before);
     }
 
@@ -380,7 +381,7 @@ mod tests {
     fn neighbour_cache_is_bounded() {
         let mut cache = Neighbours::new(4);
         for last in 0..100 {
-            cache.resolve(u64::from(last), who(last), |_| ());
+            cache.resolve(Time::from_micros(last.into()), who(last), |_| ());
         }
         assert_eq!(cache.entries.len(), 4);
         assert_eq!(cache.due.len(), 4);

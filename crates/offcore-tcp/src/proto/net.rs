@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
+use offcore_stats::time::{Micros, Time};
 use offcore_wire::{Arp, ArpOperation, IpProtocol, MacAddr, NeighborAdvert, NeighborSolicit, ipv6};
 
 use super::announce::{BROADCAST, arp_packet};
@@ -20,7 +21,7 @@ use super::steering::Share;
 use super::tcb::Tcb;
 
 /// Duration of duplicate address detection (RFC 4862: RetransTimer).
-pub(super) const DETECTION: u64 = 1_000_000;
+pub(super) const DETECTION: Micros = Micros::from_secs(1);
 /// The Ethernet address of the loopback interface, as on Linux.
 pub(super) const NO_STATION: MacAddr = MacAddr([0; 6]);
 /// Interfaces and neighbours.
@@ -42,7 +43,7 @@ pub(crate) struct Net {
     share: Share,
     pub(super) seed: u64,
     /// Time of the last defence of an address.
-    pub(super) defended: Option<u64>,
+    pub(super) defended: Option<Time>,
     /// Messages from other hosts that use our addresses.
     pub conflicts: u64,
 }
@@ -68,7 +69,7 @@ impl Net {
 
     /// Adds an interface and announces its addresses. IPv6 addresses become usable if duplicate address detection finds
     /// no other owner within a second.
-    pub(crate) fn add(&mut self, now: u64, config: &IfaceConfig, out: &mut Out) -> u8 {
+    pub(crate) fn add(&mut self, now: Time, config: &IfaceConfig, out: &mut Out) -> u8 {
         let number = self.ifaces.len() as u8;
         let mut iface = Iface::new(config, self.seed.wrapping_add(number.into()));
         iface.index = u32::from(number) + 1;
@@ -109,27 +110,27 @@ impl Net {
     }
 
     /// Joins a multicast group on interface `iface`. Each join needs a [`leave`](Self::leave).
-    pub(crate) fn join(&mut self, now: u64, iface: u8, group: IpAddr) {
+    pub(crate) fn join(&mut self, now: Time, iface: u8, group: IpAddr) {
         if let Some(iface) = self.ifaces.get_mut(usize::from(iface)) {
             iface.groups.join(now, group);
         }
     }
 
     /// Leaves a group on interface `iface`.
-    pub(crate) fn leave(&mut self, now: u64, iface: u8, group: IpAddr) -> Result<(), CallError> {
+    pub(crate) fn leave(&mut self, now: Time, iface: u8, group: IpAddr) -> Result<(), CallError> {
         let iface = self.ifaces.get_mut(usize::from(iface)).ok_or(CallError::Gone)?;
         iface.groups.leave(now, group)
     }
 
     /// Handles a router's group query.
-    pub(crate) fn group_query_received(&mut self, now: u64, iface: u8, query: Query) {
+    pub(crate) fn group_query_received(&mut self, now: Time, iface: u8, query: Query) {
         if let Some(iface) = self.ifaces.get_mut(usize::from(iface)) {
             iface.groups.asked(now, query);
         }
     }
 
     /// Handles another host's report in an older version of the protocol.
-    pub(crate) fn group_reported(&mut self, now: u64, iface: u8, group: IpAddr) {
+    pub(crate) fn group_reported(&mut self, now: Time, iface: u8, group: IpAddr) {
         if let Some(iface) = self.ifaces.get_mut(usize::from(iface)) {
             iface.groups.reported(now, group);
         }
@@ -139,7 +140,7 @@ impl Net {
     /// the envelope, and returns the total length.
     pub(crate) fn send(
         &mut self,
-        now: u64,
+        now: Time,
         route: ResolvedRoute,
         mut envelope: Envelope,
         out: &mut Out,
@@ -190,7 +191,7 @@ impl Net {
     }
 
     /// Returns the MAC address of a neighbour. If it is unknown, it is solicited.
-    pub(crate) fn station(&mut self, now: u64, who: NeighbourKey, out: &mut Out) -> Option<MacAddr> {
+    pub(crate) fn station(&mut self, now: Time, who: NeighbourKey, out: &mut Out) -> Option<MacAddr> {
         if Some(who.0) == self.loopback {
             return Some(NO_STATION);
         }
@@ -204,7 +205,7 @@ impl Net {
 
     /// Returns the MAC address of a connection's next hop, which the connection caches.
     #[inline]
-    pub(crate) fn link(&mut self, now: u64, tcb: &mut Tcb, out: &mut Out) -> Option<MacAddr> {
+    pub(crate) fn link(&mut self, now: Time, tcb: &mut Tcb, out: &mut Out) -> Option<MacAddr> {
         if let Some(mac) = tcb.hop.mac(now, self.neighbours.generation()) {
             return Some(mac);
         }
@@ -218,14 +219,14 @@ impl Net {
     }
 
     /// Adapts a connection's segment size to a path MTU that other sockets have learned.
-    pub(super) fn fit(&self, now: u64, tcb: &mut Tcb) {
+    pub(super) fn fit(&self, now: Time, tcb: &mut Tcb) {
         if let Some(mtu) = self.paths.get(now, tcb.key.remote().ip()) {
             tcb.report_path(now, mtu);
         }
     }
 
     /// Stores a path MTU that a router has reported. Connections look it up before they send again.
-    pub(super) fn learn_path(&mut self, now: u64, to: IpAddr, mtu: u16) {
+    pub(super) fn learn_path(&mut self, now: Time, to: IpAddr, mtu: u16) {
         if self.paths.set(now, to, mtu) {
             self.neighbours.renew();
         }
@@ -255,7 +256,7 @@ impl Net {
 
     pub(super) fn learned(
         &mut self,
-        now: u64,
+        now: Time,
         who: NeighbourKey,
         mac: MacAddr,
         said: AdvertFlags,
@@ -271,7 +272,7 @@ impl Net {
     /// Processes a neighbour solicitation (RFC 4861, 7.2.3; RFC 4862, 5.4.3 for a tentative address).
     pub(crate) fn solicited(
         &mut self,
-        now: u64,
+        now: Time,
         number: u8,
         ip: &IpHeaders,
         question: &NeighborSolicit,
@@ -327,7 +328,7 @@ impl Net {
     /// Processes a neighbour advertisement (RFC 4861, 7.2.5).
     pub(crate) fn advertised(
         &mut self,
-        now: u64,
+        now: Time,
         number: u8,
         ip: &IpHeaders,
         answer: &NeighborAdvert,
@@ -360,7 +361,7 @@ impl Net {
     }
 
     /// Processes expired timers. `gone` is called for neighbours that do not answer.
-    pub(crate) fn timers(&mut self, now: u64, out: &mut Out, gone: impl FnMut(NeighbourKey)) {
+    pub(crate) fn timers(&mut self, now: Time, out: &mut Out, gone: impl FnMut(NeighbourKey)) {
         let runs_neighbour_protocols = self.runs_neighbour_protocols();
         for (number, iface) in self.ifaces.iter_mut().enumerate() {
             for own in &mut iface.addresses {
@@ -394,7 +395,7 @@ impl Net {
     }
 
     /// Returns the time of the next timer.
-    pub(crate) fn deadline(&self) -> Option<u64> {
+    pub(crate) fn deadline(&self) -> Option<Time> {
         let addresses = self.ifaces.iter().flat_map(|iface| &iface.addresses);
         let detection = addresses.flat_map(|own| match own.standing {
             AddressState::Tentative { until } => [Some(until), own.next],

@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use offcore_stats::time::Time;
+
 use super::addr::ConnId;
 use super::call_error::CallError;
 use super::sockets::Peer;
@@ -36,7 +38,7 @@ impl Stack {
     /// of [`source_to`](Self::source_to).
     pub fn connect_datagrams(
         &mut self,
-        now: u64,
+        now: Time,
         socket: ConnId,
         peer: Option<SocketAddr>,
     ) -> Result<Option<IpAddr>, CallError> {

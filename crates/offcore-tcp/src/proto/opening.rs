@@ -2,6 +2,7 @@
 
 mod cookies;
 
+use offcore_stats::time::Time;
 use offcore_wire::{TcpFlags, TcpOptions, Timestamps};
 
 use super::addr::{AppId, ConnId, FlowKey};
@@ -32,7 +33,7 @@ impl Stack {
     #[cold]
     pub(super) fn syn_sent_segment(
         &mut self,
-        now: u64,
+        now: Time,
         id: ConnId,
         segment: &Segment,
         out: &mut Out,
@@ -108,7 +109,7 @@ impl Stack {
 
     /// Sends our SYN, or our SYN-ACK in a simultaneous open, and retransmits it when its timer expires.
     #[cold]
-    pub(super) fn send_own_syn(&mut self, now: u64, id: ConnId, out: &mut Out) {
+    pub(super) fn send_own_syn(&mut self, now: Time, id: ConnId, out: &mut Out) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let user_timeout = conn.tcb.liveness.user_timeout();
         let Some(asking) = &mut conn.tcb.asking else { return };
@@ -137,7 +138,7 @@ impl Stack {
         conn.fund(&mut app.arena, None);
         let wanted = *conn.tcb.headers.options();
         let mtu = wanted.mtu(self.net.ifaces[usize::from(conn.tcb.hop.iface())].mtu, key.remote().ip());
-        let value = self.origins.timestamp_offset(&key).wrapping_add((now / 1000) as u32);
+        let value = self.origins.timestamp_offset(&key).wrapping_add(now.wrapping_millis());
         let Tcb { agreed, receiver, .. } = &conn.tcb;
         let answers = conn.tcb.state != State::SynSent;
         let (flags, options) = if answers {
@@ -175,7 +176,7 @@ impl Stack {
     #[cold]
     pub(super) fn stray_segment(
         &mut self,
-        now: u64,
+        now: Time,
         key: FlowKey,
         segment: &Segment,
         out: &mut Out,
@@ -202,19 +203,19 @@ impl Stack {
     }
 
     /// Answers a segment without a connection with a reset.
-    pub(super) fn refuse(&mut self, now: u64, key: FlowKey, segment: &Segment, out: &mut Out) {
+    pub(super) fn refuse(&mut self, now: Time, key: FlowKey, segment: &Segment, out: &mut Out) {
         if let Some(fields) = output::reset_for(segment) {
             self.send_fields(now, key, &fields, out);
         }
     }
 
     /// Sends a segment without payload that belongs to no connection.
-    pub(super) fn send_fields(&mut self, now: u64, key: FlowKey, fields: &Fields, out: &mut Out) {
+    pub(super) fn send_fields(&mut self, now: Time, key: FlowKey, fields: &Fields, out: &mut Out) {
         self.send_with(now, key, ConnOptions::default(), fields, out);
     }
 
     /// Returns the half-open connection that a SYN requests.
-    fn half_of(&self, now: u64, listener: u32, key: FlowKey, segment: &Segment) -> Option<Half> {
+    fn half_of(&self, now: Time, listener: u32, key: FlowKey, segment: &Segment) -> Option<Half> {
         let way = self.net.way(key.remote().ip())?;
         let at = self.listeners.get(listener)?;
         let wishes = LocalParameters::of(&self.config, at.buffers);
@@ -236,7 +237,7 @@ impl Stack {
     /// Answers a SYN. `ended` is the connection in TIME-WAIT that still has its flow.
     fn half_open(
         &mut self,
-        now: u64,
+        now: Time,
         half: Half,
         ended: Option<u32>,
         out: &mut Out,
@@ -290,7 +291,7 @@ impl Stack {
 
     /// Handles a SYN-ACK that was not acknowledged in time.
     #[cold]
-    pub(super) fn half_timer(&mut self, now: u64, index: u32, out: &mut Out) {
+    pub(super) fn half_timer(&mut self, now: Time, index: u32, out: &mut Out) {
         let Some(half) = self.halves.back_off(now, index).cloned() else {
             self.drop_half(index);
             return;
@@ -308,7 +309,7 @@ impl Stack {
     #[cold]
     pub(super) fn half_segment(
         &mut self,
-        now: u64,
+        now: Time,
         index: u32,
         segment: &Segment,
         out: &mut Out,
@@ -365,7 +366,7 @@ impl Stack {
 
     /// Answers a possibly forged segment with a challenge ACK, unless one was sent recently (RFC 5961, 3.2 and 7).
     #[cold]
-    fn challenge_half(&mut self, now: u64, index: u32, out: &mut Out) {
+    fn challenge_half(&mut self, now: Time, index: u32, out: &mut Out) {
         let Some(half) = self.halves.get_mut(index) else { return };
         if !half.challenges.allows(now) {
             return;
@@ -378,7 +379,7 @@ impl Stack {
     /// Completes a listener's handshake with `segment`. `entry` is the flow's previous entry.
     fn establish(
         &mut self,
-        now: u64,
+        now: Time,
         half: &Half,
         segment: &Segment,
         entry: Option<Entry>,
@@ -388,7 +389,7 @@ impl Stack {
         self.net.fit(now, &mut tcb);
         tcb.headers = Headers::new(half.both.options, self.origins.flow_label(&half.both.key));
         // A cookie has no record of retransmissions.
-        if half.tries > 0 && half.due > 0 {
+        if half.tries > 0 && half.due > Time::ZERO {
             tcb.sender.recovery.handshake_lost();
         }
         let own = (half.tries == 0 && !half.repeated).then(|| now - half.since);
@@ -450,7 +451,7 @@ impl Stack {
     }
 
     /// Enters TIME-WAIT after both streams have ended: the flow is kept for a minute to match old segments.
-    pub(super) fn enter_time_wait(&mut self, now: u64, id: ConnId, out: &mut Out) {
+    pub(super) fn enter_time_wait(&mut self, now: Time, id: ConnId, out: &mut Out) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let tcb = &mut conn.tcb;
         let seq = tcb.sender.published_seq();
@@ -484,7 +485,7 @@ impl Stack {
     #[cold]
     pub(super) fn time_wait_segment(
         &mut self,
-        now: u64,
+        now: Time,
         key: FlowKey,
         index: u32,
         segment: &Segment,
@@ -500,7 +501,7 @@ impl Stack {
             Action::Ignore => Err(DropReason::OutOfWindow),
             Action::Ack(reply) => {
                 let timestamps = reply.timestamps.map(|(offset, echo)| {
-                    let value = offset.wrapping_add((now / 1000) as u32);
+                    let value = offset.wrapping_add(now.wrapping_millis());
                     Timestamps { value, echo }
                 });
                 let fields = Fields {

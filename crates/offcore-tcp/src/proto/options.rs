@@ -2,11 +2,13 @@
 
 use std::net::IpAddr;
 
+use offcore_stats::time::Micros;
+
 use super::output;
 use super::recovery::Algorithm;
 
 /// Maximum duration of FIN-WAIT-2 (as on Linux).
-const FIN_TIMEOUT_MAX: u64 = 120_000_000;
+const FIN_TIMEOUT_MAX: Micros = Micros::from_secs(120);
 
 /// Options of a connection. The default is the stack's configuration.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -21,8 +23,8 @@ pub struct ConnOptions {
     pub algorithm: Option<Algorithm>,
     /// Limit of the payload bytes sent per second (`SO_MAX_PACING_RATE`).
     pub pacing_rate: Option<u64>,
-    /// Duration of FIN-WAIT-2 in microseconds after the application has closed the connection (`TCP_LINGER2`).
-    pub fin_timeout: Option<u64>,
+    /// Duration of FIN-WAIT-2 after the application has closed the connection (`TCP_LINGER2`).
+    pub fin_timeout: Option<Micros>,
     /// For a listener: number of SYN-ACKs before a connection without data is reported (`TCP_DEFER_ACCEPT`).
     pub defer: u8,
 }
@@ -39,7 +41,7 @@ impl ConnOptions {
         self.segment.map_or(mtu, |segment| mtu.min(segment.saturating_add(headers)))
     }
 
-    pub(super) fn fin_timeout(&self, usual: u64) -> u64 {
+    pub(super) fn fin_timeout(&self, usual: Micros) -> Micros {
         self.fin_timeout.map_or(usual, |timeout| timeout.min(FIN_TIMEOUT_MAX))
     }
 }

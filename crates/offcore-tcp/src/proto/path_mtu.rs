@@ -3,18 +3,20 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
+use offcore_stats::time::{Micros, Time};
+
 /// Maximum number of destinations.
 const MOST: usize = 4096;
-/// Lifetime of an entry in microseconds. RFC 8201, 4 requires at least 5 minutes; Linux uses 10.
-const LIFETIME: u64 = 600_000_000;
+/// Lifetime of an entry. RFC 8201, 4 requires at least 5 minutes; Linux uses 10.
+const LIFETIME: Micros = Micros::from_secs(600);
 
 /// Path MTUs that are less than the interface's MTU.
 #[derive(Debug, Default)]
-pub(super) struct PathMtus(HashMap<IpAddr, (u16, u64)>);
+pub(super) struct PathMtus(HashMap<IpAddr, (u16, Time)>);
 
 impl PathMtus {
     /// Returns the MTU of a path, if a router has reported one.
-    pub(super) fn get(&self, now: u64, to: IpAddr) -> Option<u16> {
+    pub(super) fn get(&self, now: Time, to: IpAddr) -> Option<u16> {
         // Most hosts store none.
         if self.0.is_empty() {
             return None;
@@ -24,7 +26,7 @@ impl PathMtus {
 
     /// Stores the MTU that a router reports. A larger value does not replace a smaller one before the smaller one
     /// expires. Returns whether the MTU is smaller than before.
-    pub(super) fn set(&mut self, now: u64, to: IpAddr, mtu: u16) -> bool {
+    pub(super) fn set(&mut self, now: Time, to: IpAddr, mtu: u16) -> bool {
         if self.0.len() >= MOST && !self.0.contains_key(&to) {
             self.0.retain(|_, (_, until)| now < *until);
             if self.0.len() >= MOST {
@@ -45,12 +47,18 @@ mod tests {
     fn path_mtu_expires_after_ten_minutes() {
         let mut paths = PathMtus::default();
         let to = |last: u32| IpAddr::from((0x0a00_0000 + last).to_be_bytes());
-        paths.set(1, to(1), 1400);
-        paths.set(2, to(1), 1450);
-        paths.set(2, to(2), 1300);
-        assert_eq!([1, 2, 3].map(|last| paths.get(3, to(last))), [Some(1400), Some(1300), None]);
-        paths.set(LIFETIME, to(2), 1290);
-        assert_eq!([1, 2].map(|last| paths.get(LIFETIME + 9, to(last))), [None, Some(1290)]);
+        paths.set(Time::from_micros(1), to(1), 1400);
+        paths.set(Time::from_micros(2), to(1), 1450);
+        paths.set(Time::from_micros(2), to(2), 1300);
+        assert_eq!(
+            [1, 2, 3].map(|last| paths.get(Time::from_micros(3), to(last))),
+            [Some(1400), Some(1300), None]
+        );
+        paths.set(Time::ZERO + LIFETIME, to(2), 1290);
+        assert_eq!(
+            [1, 2].map(|last| paths.get(Time::ZERO + LIFETIME + Micros::new(9), to(last))),
+            [None, Some(1290)]
+        );
     }
 
     #[test]
@@ -58,9 +66,9 @@ mod tests {
         let mut paths = PathMtus::default();
         let mut most = 0;
         for last in 0..3 * 4096u32 {
-            paths.set(1, IpAddr::from(last.to_be_bytes()), 1400);
+            paths.set(Time::from_micros(1), IpAddr::from(last.to_be_bytes()), 1400);
             most = most.max(paths.0.len());
-            assert_eq!(paths.get(1, IpAddr::from(last.to_be_bytes())), Some(1400));
+            assert_eq!(paths.get(Time::from_micros(1), IpAddr::from(last.to_be_bytes())), Some(1400));
         }
         assert_eq!(most, 4096);
     }

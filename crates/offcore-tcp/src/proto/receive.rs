@@ -6,6 +6,7 @@ mod growth;
 use std::ops::Range;
 
 use offcore_session::layout::SMALL;
+use offcore_stats::time::{Micros, Time};
 use offcore_wire::Timestamps;
 
 pub(crate) use ack::AckNeed;
@@ -17,7 +18,7 @@ use super::reassembly::Reassembly;
 use super::segment::position;
 
 /// Time for which a timestamp is valid for comparison: 24 days (RFC 7323, 5.5).
-const TIMESTAMP_AGE: u64 = 24 * 24 * 3600 * 1_000_000;
+const TIMESTAMP_AGE: Micros = Micros::from_secs(2073600);
 /// Minimum window when memory is short: a small block.
 pub(super) const LEAST: u16 = SMALL as u16;
 /// The new part of a segment's text.
@@ -60,7 +61,7 @@ pub(crate) struct Receiver {
     fin: Option<u64>,
     pub scale: u8,
     /// Newest timestamp of the peer, and its arrival time (RFC 7323, 4.3).
-    recent: Option<(u32, u64)>,
+    recent: Option<(u32, Time)>,
     /// The range of duplicate data to report once (RFC 2883).
     duplicate: Option<Range<u64>>,
     islands: Option<Box<Reassembly>>,
@@ -132,7 +133,7 @@ impl Receiver {
     }
 
     /// Stores the timestamp of a SYN.
-    pub(crate) fn start_timestamps(&mut self, now: u64, value: u32) {
+    pub(crate) fn start_timestamps(&mut self, now: Time, value: u32) {
         self.recent = Some((value, now));
     }
 
@@ -143,7 +144,7 @@ impl Receiver {
 
     /// Returns whether a segment's timestamp is older than the newest one (RFC 7323, 5.3 R1).
     #[inline]
-    pub(crate) fn is_old(&self, now: u64, timestamps: Timestamps) -> bool {
+    pub(crate) fn is_old(&self, now: Time, timestamps: Timestamps) -> bool {
         self.recent.is_some_and(|(recent, at)| {
             timestamps.value.wrapping_sub(recent).cast_signed() < 0 && now - at < TIMESTAMP_AGE
         })
@@ -151,7 +152,7 @@ impl Receiver {
 
     /// Stores the timestamp of an acceptable segment that begins at `start` (RFC 7323, 5.3 R3).
     #[inline]
-    pub(crate) fn take_timestamp(&mut self, now: u64, start: Option<u64>, timestamps: Timestamps) {
+    pub(crate) fn take_timestamp(&mut self, now: Time, start: Option<u64>, timestamps: Timestamps) {
         if start.is_none_or(|start| self.ack.covers(start)) && self.recent.is_some() {
             self.recent = Some((timestamps.value, now));
         }
@@ -187,7 +188,7 @@ impl Receiver {
     #[inline]
     pub(crate) fn text(
         &mut self,
-        now: u64,
+        now: Time,
         segment: Range<u64>,
         fin: bool,
         mut cover: impl FnMut(Range<u64>) -> bool,
@@ -438,7 +439,7 @@ mod tests {
     }
 
     fn take(receiver: &mut Receiver, range: Range<u64>) -> Result<Text, DropReason> {
-        receiver.text(0, range, false, |_| true)
+        receiver.text(Time::ZERO, range, false, |_| true)
     }
 
     #[test]
@@ -446,7 +447,7 @@ mod tests {
         // RFC 9293, 3.8.6.3 (SHLD-18, MUST-58).
         let mut receiver = receiver();
         take(&mut receiver, 0..1000).unwrap();
-        assert_eq!(receiver.ack.need(), AckNeed::By(DELAYED_ACK));
+        assert_eq!(receiver.ack.need(), AckNeed::By(Time::ZERO + DELAYED_ACK));
         take(&mut receiver, 1000..2000).unwrap();
         assert_eq!(receiver.ack.need(), AckNeed::Now);
         assert_eq!(receiver.acknowledge(), (3000, 63_535));
@@ -539,7 +540,7 @@ mod tests {
     #[test]
     fn fin_waits_for_missing_data() {
         let mut receiver = receiver();
-        receiver.text(0, 100..200, true, |_| true).unwrap();
+        receiver.text(Time::ZERO, 100..200, true, |_| true).unwrap();
         assert_eq!((receiver.next(), receiver.end()), (0, None));
         let text = take(&mut receiver, 0..100).unwrap();
         assert_eq!((receiver.next(), receiver.end(), text.commit_to), (201, Some(200), 200));
@@ -548,28 +549,28 @@ mod tests {
     #[test]
     fn data_after_fin_is_dropped() {
         let mut receiver = receiver();
-        receiver.text(0, 100..200, true, |_| true).unwrap();
+        receiver.text(Time::ZERO, 100..200, true, |_| true).unwrap();
         assert!(take(&mut receiver, 200..300).unwrap().range.is_empty());
     }
 
     #[test]
     fn segment_without_memory_is_dropped() {
         let mut receiver = receiver();
-        assert_eq!(receiver.text(0, 0..100, false, |_| false), Err(DropReason::NoSpace));
+        assert_eq!(receiver.text(Time::ZERO, 0..100, false, |_| false), Err(DropReason::NoSpace));
         assert_eq!((receiver.next(), receiver.ack.need()), (0, AckNeed::Now));
     }
 
     #[test]
     fn paws_detects_old_timestamps() {
         let mut receiver = receiver();
-        receiver.start_timestamps(0, 1000);
+        receiver.start_timestamps(Time::ZERO, 1000);
         let at = |value| Timestamps { value, echo: 0 };
-        assert!(receiver.is_old(1, at(999)));
-        assert!(!receiver.is_old(1, at(1000)));
-        assert!(!receiver.is_old(TIMESTAMP_AGE, at(999)), "RFC 7323, 5.5");
-        receiver.take_timestamp(1, Some(1), at(2000));
+        assert!(receiver.is_old(Time::from_micros(1), at(999)));
+        assert!(!receiver.is_old(Time::from_micros(1), at(1000)));
+        assert!(!receiver.is_old(Time::ZERO + TIMESTAMP_AGE, at(999)), "RFC 7323, 5.5");
+        receiver.take_timestamp(Time::from_micros(1), Some(1), at(2000));
         assert_eq!(receiver.recent(), Some(1000), "not the one that covers the last acknowledged byte");
-        receiver.take_timestamp(1, Some(0), at(2000));
+        receiver.take_timestamp(Time::from_micros(1), Some(0), at(2000));
         assert_eq!(receiver.recent(), Some(2000));
     }
 }

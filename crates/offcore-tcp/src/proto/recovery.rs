@@ -1,7 +1,7 @@
 //! Loss recovery and congestion control of one connection's sender.
 //!
 //! Pure code: positions are offsets in the stream (0 is the first byte of payload, the FIN occupies one position after
-//! the last byte, the SYN none), times are microseconds. Sent data passes two stages. It is *planned* when its copy is
+//! the last byte, the SYN none). Sent data passes two stages. It is *planned* when its copy is
 //! submitted; from then on it counts against the window. It is *published* when the port has it; its timers start then.
 //!
 //! | subject | method |
@@ -33,6 +33,8 @@ mod timer;
 
 use std::ops::Range;
 
+use offcore_stats::time::{Micros, Time};
+
 pub(super) use ack::{Ack, Acked};
 pub use cc::Algorithm;
 pub use phase::State;
@@ -48,9 +50,8 @@ use rtt::Rtt;
 use runs::Runs;
 
 /// A deadline that never expires.
-const NEVER: u64 = u64::MAX;
-/// Granularity of the peer's timestamps in microseconds: Linux counts milliseconds.
-const GRANULARITY: u64 = 1000;
+/// Granularity of the peer's timestamps: Linux counts milliseconds.
+const GRANULARITY: Micros = Micros::from_millis(1);
 /// Minimum MSS: IPv4's minimum MTU of 68 leaves 28 bytes.
 const LEAST_MSS: u32 = 28;
 
@@ -109,11 +110,11 @@ pub(super) struct Recovery {
     probe: Probe,
     phase: Phase,
     /// Pacing holds data until this time.
-    release_at: u64,
+    release_at: Time,
     /// The window limited transmission up to this position. The window may grow until ACKs reach it.
     limited: u64,
     /// Time of the last publication.
-    last_sent: u64,
+    last_sent: Time,
     /// State that only losses need. `None` before the first loss.
     episode: Option<Box<Episode>>,
     /// Pacing state. `None` without pacing.
@@ -138,9 +139,9 @@ impl Recovery {
             rack: Rack::new(),
             probe: Probe::new(),
             phase: Phase::new(),
-            release_at: NEVER,
+            release_at: Time::NEVER,
             limited: 0,
-            last_sent: 0,
+            last_sent: Time::ZERO,
             episode: None,
             paced: None,
             duplicates: 0,
@@ -152,7 +153,7 @@ impl Recovery {
     }
 
     /// Takes the first sample of the round-trip time. The caller omits ambiguous samples (Karn's algorithm).
-    pub(super) fn first_rtt(&mut self, now: u64, sample: u64) {
+    pub(super) fn first_rtt(&mut self, now: Time, sample: Micros) {
         self.rtt.sample(sample);
         self.rtt.least(now, sample);
     }
@@ -172,7 +173,7 @@ impl Recovery {
     /// Returns how many bytes of new data may be planned now. The caller applies the peer's window. Lost data takes
     /// precedence and uses the same window. One segment is always allowed while a probe is due.
     #[inline]
-    pub(super) fn window(&self, now: u64) -> u64 {
+    pub(super) fn window(&self, now: Time) -> u64 {
         let pipe = self.pipe();
         let cwnd = if pipe == 0 { self.cc.after_idle(self.idle(now), self.rtt.base()) } else { self.cc.cwnd };
         let room = u64::from(cwnd).saturating_sub(pipe);
@@ -187,7 +188,7 @@ impl Recovery {
 
     /// Plans `len` bytes of new data behind the data that was planned last.
     #[inline]
-    pub(super) fn plan_new(&mut self, now: u64, len: u64) {
+    pub(super) fn plan_new(&mut self, now: Time, len: u64) {
         if self.paced.is_some() {
             self.pace_new(now, len);
         }
@@ -278,7 +279,7 @@ impl Recovery {
     /// Reports that the port has the data, which starts the timers. A `retransmission` is the range of
     /// [`Recovery::next_lost`] or [`Recovery::next_probe`], or a part of it. New data is published in order.
     #[inline]
-    pub(super) fn published(&mut self, now: u64, range: Range<u64>, retransmission: bool) {
+    pub(super) fn published(&mut self, now: Time, range: Range<u64>, retransmission: bool) {
         if retransmission {
             return self.published_again(now, range);
         }
@@ -342,23 +343,23 @@ impl Recovery {
         self.phase.state()
     }
 
-    /// Returns the smoothed round-trip time in microseconds, or 0 before the first sample.
-    pub(super) fn srtt(&self) -> u64 {
+    /// Returns the smoothed round-trip time, or zero before the first sample.
+    pub(super) fn srtt(&self) -> Micros {
         self.rtt.srtt()
     }
 
-    /// Returns the variation of the round-trip time in microseconds.
-    pub(super) fn rttvar(&self) -> u64 {
+    /// Returns the variation of the round-trip time.
+    pub(super) fn rttvar(&self) -> Micros {
         self.rtt.variation()
     }
 
-    /// Returns the minimum round-trip time of the last minutes in microseconds, if there was a sample.
-    pub(super) fn min_rtt(&self) -> Option<u64> {
+    /// Returns the minimum round-trip time of the last minutes, if there was a sample.
+    pub(super) fn min_rtt(&self) -> Option<Micros> {
         self.rtt.min()
     }
 
-    /// Returns the retransmission timeout in microseconds, including backoff.
-    pub(super) fn rto(&self) -> u64 {
+    /// Returns the retransmission timeout, including backoff.
+    pub(super) fn rto(&self) -> Micros {
         self.rtt.rto()
     }
 
@@ -390,8 +391,8 @@ impl Recovery {
         episode.stats.since(&told)
     }
 
-    fn idle(&self, now: u64) -> u64 {
-        if self.last_sent == 0 { 0 } else { now.saturating_sub(self.last_sent) }
+    fn idle(&self, now: Time) -> Micros {
+        if self.last_sent == Time::ZERO { Micros::ZERO } else { now.saturating_since(self.last_sent) }
     }
 
     /// Counts planned bytes in fast recovery.
@@ -413,7 +414,7 @@ impl Recovery {
     }
 
     /// Reports that the port has a retransmission.
-    fn published_again(&mut self, now: u64, range: Range<u64>) {
+    fn published_again(&mut self, now: Time, range: Range<u64>) {
         let head = range.start <= self.runs.una;
         let probe = self.probe.is_planned(range.end);
         let idle = self.paced.is_some() && self.is_quiet_on_wire();
@@ -447,7 +448,7 @@ impl Recovery {
     }
 
     /// Records that a probe was published.
-    fn probed(&mut self, now: u64, again: bool) {
+    fn probed(&mut self, now: Time, again: bool) {
         self.probe.published(self.runs.published, again);
         self.rtt.restart(now);
     }

@@ -7,6 +7,7 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use arrayvec::ArrayVec;
+use offcore_stats::time::{Micros, Time};
 use offcore_wire::icmpv6::router::{PrefixOption, RouterOption, SOLICIT_LEN};
 use offcore_wire::{RouterAdvert, RouterSolicit, ipv6};
 
@@ -22,10 +23,10 @@ use super::stack::Stack;
 /// Maximum number of addresses per interface.
 const ADDRESSES: usize = 16;
 /// The first and the maximum interval between two solicitations. The interval doubles (RFC 7559, 2).
-const FIRST_WAIT: u64 = 4 * SECOND;
-const LONGEST_WAIT: u64 = 3600 * SECOND;
+const FIRST_WAIT: Micros = Micros::from_secs(4);
+const LONGEST_WAIT: Micros = Micros::from_secs(3600);
 /// An unauthenticated advertisement does not shorten the lifetime of an address below this (RFC 4862, 5.5.3).
-const TWO_HOURS: u64 = 7200 * SECOND;
+const TWO_HOURS: Micros = Micros::from_secs(7200);
 /// The minimum MTU of IPv6 (RFC 8200, 5).
 const LEAST_MTU: u32 = 1280;
 
@@ -34,7 +35,7 @@ const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 impl Stack {
     /// Starts autoconfiguration of an interface's IPv6 addresses and routes from router advertisements. The stack must
     /// have one worker.
-    pub fn start_slaac(&mut self, now: u64, iface: u8, out: &mut Out) {
+    pub fn start_slaac(&mut self, now: Time, iface: u8, out: &mut Out) {
         self.net.start_slaac(now, iface, out);
     }
 
@@ -42,7 +43,7 @@ impl Stack {
     #[cold]
     pub(super) fn router_advertised(
         &mut self,
-        now: u64,
+        now: Time,
         iface: u8,
         ip: &IpHeaders,
         advert: &RouterAdvert<'_>,
@@ -56,7 +57,7 @@ impl Stack {
 }
 
 impl Net {
-    fn start_slaac(&mut self, now: u64, number: u8, out: &mut Out) {
+    fn start_slaac(&mut self, now: Time, number: u8, out: &mut Out) {
         let seed = self.seed ^ u64::from(number).rotate_left(40);
         let Some(iface) = self.ifaces.get(usize::from(number)) else { return };
         if self.autoconfs.iter().any(|autoconf| autoconf.iface == number) {
@@ -80,7 +81,7 @@ impl Net {
     }
 
     /// Runs the timers of autoconfiguration.
-    pub(super) fn autoconf_timers(&mut self, now: u64, out: &mut Out) {
+    pub(super) fn autoconf_timers(&mut self, now: Time, out: &mut Out) {
         for at in 0..self.autoconfs.len() {
             let autoconf = &self.autoconfs[at];
             if autoconf.deadline(&self.ifaces).is_some_and(|due| due <= now) {
@@ -91,7 +92,7 @@ impl Net {
         }
     }
 
-    fn run_autoconf(&mut self, now: u64, autoconf: &mut Autoconf, out: &mut Out) {
+    fn run_autoconf(&mut self, now: Time, autoconf: &mut Autoconf, out: &mut Out) {
         let number = autoconf.iface;
         if autoconf.ask.is_some_and(|due| due <= now) {
             self.solicit_routers(now, autoconf, out);
@@ -101,7 +102,7 @@ impl Net {
         autoconf.on_link.retain(|prefix| prefix.until > now);
         autoconf.name_servers.retain(|server| server.until > now);
         if had_routers && autoconf.routers.is_empty() {
-            (autoconf.ask, autoconf.wait) = (Some(now + autoconf.chance.below(SECOND)), 0);
+            (autoconf.ask, autoconf.wait) = (Some(now + SECOND.random(&mut autoconf.chance)), Micros::ZERO);
         }
         self.set_routes(autoconf);
         let iface = &mut self.ifaces[usize::from(number)];
@@ -118,13 +119,15 @@ impl Net {
     }
 
     /// Sends a router solicitation once the link-local address is valid.
-    fn solicit_routers(&mut self, now: u64, autoconf: &mut Autoconf, out: &mut Out) {
+    fn solicit_routers(&mut self, now: Time, autoconf: &mut Autoconf, out: &mut Out) {
         let iface = &self.ifaces[usize::from(autoconf.iface)];
         let own = link_local(iface.mac).address;
         let IpAddr::V6(from) = own else { return };
         match iface.address_state_of(own) {
             Some(AddressState::Preferred) => {}
-            Some(AddressState::Tentative { until }) => return autoconf.ask = Some(until.max(now + 1)),
+            Some(AddressState::Tentative { until }) => {
+                return autoconf.ask = Some(until.max(now + Micros::new(1)));
+            }
             // Another host has the address, so the interface cannot be configured (RFC 4862, 5.4.5).
             _ => {
                 (autoconf.ask, autoconf.has_none) = (None, true);
@@ -137,15 +140,15 @@ impl Net {
             message.write(bytes.first_chunk_mut().expect("the buffer is longer"), from, ALL_ROUTERS);
             SOLICIT_LEN
         }));
-        autoconf.wait = (2 * autoconf.wait).clamp(FIRST_WAIT, LONGEST_WAIT);
+        autoconf.wait = (autoconf.wait * 2).clamp(FIRST_WAIT, LONGEST_WAIT);
         // Plus or minus a tenth.
-        let jitter = autoconf.chance.below(autoconf.wait / 5);
+        let jitter = (autoconf.wait / 5).random(&mut autoconf.chance);
         autoconf.ask = Some(now + autoconf.wait - autoconf.wait / 10 + jitter);
     }
 
     fn router_advertised(
         &mut self,
-        now: u64,
+        now: Time,
         number: u8,
         ip: &IpHeaders,
         advert: &RouterAdvert<'_>,
@@ -176,7 +179,7 @@ impl Net {
 
     fn take_option(
         &mut self,
-        now: u64,
+        now: Time,
         autoconf: &mut Autoconf,
         router: Ipv6Addr,
         option: RouterOption<'_>,
@@ -204,7 +207,7 @@ impl Net {
         }
     }
 
-    fn take_prefix(&mut self, now: u64, autoconf: &mut Autoconf, option: &PrefixOption, out: &mut Out) {
+    fn take_prefix(&mut self, now: Time, autoconf: &mut Autoconf, option: &PrefixOption, out: &mut Out) {
         let &PrefixOption { prefix, len, on_link, autonomous, valid, preferred } = option;
         if len > 128 || prefix.is_multicast() || prefix.is_unicast_link_local() {
             return;
@@ -273,12 +276,12 @@ impl Net {
 }
 
 /// Returns the end of a lifetime. `u32::MAX` seconds stand for no end.
-fn lifetime(now: u64, seconds: u32) -> u64 {
-    if seconds == u32::MAX { u64::MAX } else { now + u64::from(seconds) * SECOND }
+fn lifetime(now: Time, seconds: u32) -> Time {
+    if seconds == u32::MAX { Time::NEVER } else { now + Micros::from_secs(seconds.into()) }
 }
 
 /// Returns the end of an address's lifetime after an advertisement has given another one (RFC 4862, 5.5.3).
-fn extended(now: u64, valid: u64, given: u64) -> u64 {
+fn extended(now: Time, valid: Time, given: Time) -> Time {
     let two_hours = now + TWO_HOURS;
     if given > two_hours || given > valid { given } else { valid.min(two_hours) }
 }

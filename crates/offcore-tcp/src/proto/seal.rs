@@ -1,5 +1,6 @@
 //! Sealing of plans: when the copies are complete, the packet gets its headers, or is discarded.
 
+use offcore_stats::time::Time;
 use offcore_wire::{Sum, TcpFlags, TcpVarying, Timestamps};
 
 use super::packet::{HEAD, Out, Plan, Sealed};
@@ -12,7 +13,7 @@ impl Stack {
     #[inline]
     pub fn seal(
         &mut self,
-        now: u64,
+        now: Time,
         plan: &Plan,
         payload: Option<Sum>,
         to: &mut [u8; HEAD],

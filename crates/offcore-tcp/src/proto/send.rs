@@ -6,6 +6,8 @@ mod window;
 
 use std::ops::Range;
 
+use offcore_stats::time::{Micros, Time};
+
 use super::ahead::FIRST_GRANT;
 use super::packet::Next;
 use super::recovery::{Ack, Acked, Algorithm, Recovery, TimerAction};
@@ -39,8 +41,8 @@ pub(crate) struct Report<'a> {
     pub sacks: &'a [(u64, u64)],
     /// The range that the peer received twice (RFC 2883).
     pub duplicate: Option<(u64, u64)>,
-    /// Round-trip time of the echoed timestamp in microseconds.
-    pub rtt: Option<u64>,
+    /// Round-trip time of the echoed timestamp.
+    pub rtt: Option<Micros>,
     /// The peer has received a congestion mark (ECN).
     pub congestion: bool,
     pub has_data: bool,
@@ -240,7 +242,7 @@ impl Sender {
     /// # Errors
     /// Fails without any change if the acknowledgement is unacceptable.
     #[inline]
-    pub(crate) fn report(&mut self, now: u64, report: &Report<'_>) -> Result<Acked, UnacceptableAck> {
+    pub(crate) fn report(&mut self, now: Time, report: &Report<'_>) -> Result<Acked, UnacceptableAck> {
         let una = self.una();
         let Some(ack) = position(report.ack, self.first, una) else { return Err(UnacceptableAck::Ancient) };
         if ack > self.published_to() {
@@ -297,7 +299,7 @@ impl Sender {
 
     /// Plans the next packet of at most `at_most` bytes. Returns `None` if nothing can be sent now.
     #[inline]
-    pub(crate) fn plan(&mut self, now: u64, at_most: u32) -> Option<Next> {
+    pub(crate) fn plan(&mut self, now: Time, at_most: u32) -> Option<Next> {
         // A port that segments would repeat the urgent pointer in each segment.
         let at_most = if self.is_urgent() { self.mss.into() } else { at_most.max(self.mss.into()) };
         if let Some(range) = self.recovery.next_lost(at_most) {
@@ -325,7 +327,7 @@ impl Sender {
     }
 
     #[inline(always)]
-    fn advance(&mut self, now: u64, len: u64, fin: bool) -> Next {
+    fn advance(&mut self, now: Time, len: u64, fin: bool) -> Next {
         let range = self.next()..self.next() + len;
         self.fin_planned |= fin;
         self.persist.stop();
@@ -340,7 +342,7 @@ impl Sender {
     /// Returns the number of new bytes that may be sent, and whether the FIN is sent with them. With `now_or_never`,
     /// Nagle's algorithm, corks and silly window avoidance do not apply.
     #[inline(always)]
-    fn usable(&self, now: u64, at_most: u32, now_or_never: bool) -> Option<(u64, bool)> {
+    fn usable(&self, now: Time, at_most: u32, now_or_never: bool) -> Option<(u64, bool)> {
         if self.fin_planned {
             return None;
         }
@@ -375,7 +377,7 @@ impl Sender {
 
     /// Starts the persist timer if the peer's window blocks transmission and no data is in flight whose acknowledgement
     /// could open it.
-    fn watch_window(&mut self, now: u64) {
+    fn watch_window(&mut self, now: Time) {
         let blocked = self.written > self.next() || self.closing && !self.fin_planned;
         if blocked && self.next() == self.una() && !self.recovery.is_held() {
             self.persist.start(now, self.recovery.rto());
@@ -384,7 +386,7 @@ impl Sender {
 
     /// Reports that the port has the bytes of `next`.
     #[inline]
-    pub(crate) fn published(&mut self, now: u64, next: &Next) {
+    pub(crate) fn published(&mut self, now: Time, next: &Next) {
         let range = next.range.start..next.range.end + u64::from(next.fin);
         self.recovery.published(now, range, next.again);
     }
@@ -397,12 +399,12 @@ impl Sender {
     }
 
     /// Returns the time of the next [`timer`](Self::timer) call.
-    pub(crate) fn deadline(&self) -> Option<u64> {
+    pub(crate) fn deadline(&self) -> Option<Time> {
         [self.persist.due(), self.recovery.deadline()].into_iter().flatten().min()
     }
 
     /// Processes expired timers.
-    pub(crate) fn timer(&mut self, now: u64) -> Due {
+    pub(crate) fn timer(&mut self, now: Time) -> Due {
         // A timer that expires for the first time was started one timeout ago.
         let since = now.saturating_sub(self.recovery.rto());
         if self.persist.expire(now, since) {
@@ -424,8 +426,8 @@ impl Sender {
         }
     }
 
-    /// Returns the time when a connection without progress ends, with a `TCP_USER_TIMEOUT` in microseconds.
-    pub(crate) fn user_timeout_deadline(&self, user_timeout: u64) -> u64 {
+    /// Returns the time when a connection without progress ends, with a `TCP_USER_TIMEOUT`.
+    pub(crate) fn user_timeout_deadline(&self, user_timeout: Micros) -> Time {
         self.persist.stalled().saturating_add(user_timeout)
     }
 

@@ -1,5 +1,6 @@
 //! Options of connections and listeners, and segments with options that are sent before a connection exists.
 
+use offcore_stats::time::Time;
 use offcore_wire::{IpProtocol, Sum};
 
 use super::addr::{ConnId, FlowKey};
@@ -43,7 +44,7 @@ impl Stack {
     }
 
     /// Sends a delayed acknowledgement now (`TCP_QUICKACK`).
-    pub fn acknowledge_now(&mut self, now: u64, conn: ConnId, out: &mut Out) {
+    pub fn acknowledge_now(&mut self, now: Time, conn: ConnId, out: &mut Out) {
         let Some(this) = self.conns.get_mut(conn) else { return };
         if let AckNeed::By(_) = this.tcb.receiver.ack.need() {
             this.tcb.receiver.ack.request();
@@ -55,7 +56,7 @@ impl Stack {
     /// Sends a segment without payload for a connection or a handshake, with its options.
     pub(super) fn send_with(
         &mut self,
-        now: u64,
+        now: Time,
         key: FlowKey,
         options: ConnOptions,
         fields: &Fields,

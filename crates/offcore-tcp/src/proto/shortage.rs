@@ -5,10 +5,12 @@
 
 use std::collections::VecDeque;
 
+use offcore_stats::time::Micros;
+
 use super::addr::ConnId;
 
-/// Microseconds until the next check.
-pub(super) const AGAIN: u64 = 10_000;
+/// Time until the next check.
+pub(super) const AGAIN: Micros = Micros::from_millis(10);
 
 /// Connections and sockets that wait for memory, in order.
 #[derive(Debug, Default)]

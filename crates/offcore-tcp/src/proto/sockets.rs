@@ -10,6 +10,7 @@ use std::sync::Arc;
 use offcore_session::datagram::record_len;
 use offcore_session::undelivered::Undelivered;
 use offcore_session::{Arena, Fifo, Memory, Place as Slot, Rx, Tx};
+use offcore_stats::time::{Micros, Time};
 
 use super::addr::{AppId, ConnId, SOCKETS, UserIndex, any_like, overlap};
 use super::arenas::Arenas;
@@ -21,8 +22,8 @@ use super::ready::Ready;
 pub(super) use inbox::Inbox;
 pub(super) use outbox::{Outbox, Outgoing, Record};
 
-/// Microseconds between two sweeps, and the number of sockets in one call.
-const QUIET: u64 = 1_000_000;
+/// Time between two sweeps, and the number of sockets in one call.
+const QUIET: Micros = Micros::from_secs(1);
 const TRIMMED: usize = 16;
 /// Maximum number of ICMP errors per second (RFC 1812, 4.3.2.8; as Linux).
 const ERRORS: u32 = 1000;
@@ -176,7 +177,7 @@ pub(super) struct Sockets {
     pub ready: Ready,
     /// Sockets that may hold unneeded blocks, the time of the next sweep over them, and the rest of the current sweep.
     holders: VecDeque<u32>,
-    sweep: (u64, usize),
+    sweep: (Time, usize),
     /// The second in which the last error was sent, and the remaining number of errors in that second.
     errors: (u64, u32),
     pub joins: UserJoins,
@@ -357,7 +358,7 @@ impl Sockets {
     }
 
     /// Frees blocks of sockets that were idle for a second. One call checks a few sockets.
-    pub(super) fn trim(&mut self, now: u64, arenas: &mut Arenas, config: &Config) {
+    pub(super) fn trim(&mut self, now: Time, arenas: &mut Arenas, config: &Config) {
         let Self { slots, holders, sweep: (due, left), .. } = self;
         if *left == 0 && (holders.is_empty() || now < *due) {
             return;
@@ -379,9 +380,9 @@ impl Sockets {
     }
 
     /// Returns the time of the next sweep.
-    pub(super) fn deadline(&self) -> Option<u64> {
+    pub(super) fn deadline(&self) -> Option<Time> {
         let (due, left) = self.sweep;
-        (!self.holders.is_empty()).then_some(if left > 0 { 0 } else { due })
+        (!self.holders.is_empty()).then_some(if left > 0 { Time::ZERO } else { due })
     }
 
     /// Removes and returns the next socket of a user that may have something to send.
@@ -414,10 +415,10 @@ impl Sockets {
 
     /// Returns whether an ICMP error may be sent now. The limit is random, with a new `chance` in each second, so that
     /// a sender with forged addresses cannot count the answers (CVE-2020-25705).
-    pub(super) fn may_send_icmp_error(&mut self, now: u64, chance: impl FnOnce() -> u32) -> bool {
+    pub(super) fn may_send_icmp_error(&mut self, now: Time, chance: impl FnOnce() -> u32) -> bool {
         let (second, left) = &mut self.errors;
-        if *second != now / 1_000_000 {
-            (*second, *left) = (now / 1_000_000, ERRORS / 2 + chance() % (ERRORS / 2));
+        if *second != now.as_secs() {
+            (*second, *left) = (now.as_secs(), ERRORS / 2 + chance() % (ERRORS / 2));
         }
         *left = left.saturating_sub(1);
         *left > 0

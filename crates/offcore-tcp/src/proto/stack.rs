@@ -9,6 +9,7 @@ use std::ptr::NonNull;
 
 use offcore_mem::mapping::MemoryError;
 use offcore_session::Place as Slot;
+use offcore_stats::time::{Micros, Time};
 use offcore_wire::IpProtocol;
 
 use super::addr::{ConnId, FlowKey};
@@ -35,8 +36,8 @@ use super::steering::Steering;
 use super::tcb::State;
 use super::timewait::{MAX_ENTRIES, TimeWait};
 
-/// A connection counts as quiet after this time without activity, in microseconds.
-const QUIET: u64 = 1_000_000;
+/// A connection counts as quiet after this time without activity.
+const QUIET: Micros = Micros::from_secs(1);
 
 /// One worker's stack.
 #[derive(Debug)]
@@ -90,7 +91,7 @@ impl Stack {
     }
 
     /// Adds an interface and returns its number.
-    pub fn add_iface(&mut self, now: u64, config: &IfaceConfig, out: &mut Out) -> u8 {
+    pub fn add_iface(&mut self, now: Time, config: &IfaceConfig, out: &mut Out) -> u8 {
         self.net.add(now, config, out)
     }
 
@@ -123,8 +124,8 @@ impl Stack {
     }
 
     /// Sets the clock for timestamps of datagrams, in microseconds since 1970.
-    pub fn set_unix_time(&mut self, now: u64, unix_time: u64) {
-        self.udp.unix_time = unix_time.saturating_sub(now);
+    pub fn set_unix_time(&mut self, now: Time, unix_time: u64) {
+        self.udp.unix_time = unix_time.saturating_sub(now.as_micros());
     }
 
     /// Returns the slot that a connection shares with its application.
@@ -134,7 +135,7 @@ impl Stack {
     }
 
     /// Processes packets that interface `iface` has received. `out` gets one verdict per packet, in order.
-    pub fn rx(&mut self, now: u64, iface: u8, packets: &mut [RxSeg<'_>], out: &mut Out) {
+    pub fn rx(&mut self, now: Time, iface: u8, packets: &mut [RxSeg<'_>], out: &mut Out) {
         for at in 0..packets.len() {
             let (before, rest) = packets.split_at_mut(at);
             let packet = &mut rest[0];
@@ -156,9 +157,9 @@ impl Stack {
         self.settle(now, out);
     }
 
-    /// Records time in microseconds that the worker has spent on calls of applications instead of packets.
+    /// Records time that the worker has spent on calls of applications instead of packets.
     #[inline]
-    pub fn record_calls(&mut self, time: u64) {
+    pub fn record_calls(&mut self, time: Micros) {
         self.arenas.users.record_calls(time);
     }
 
@@ -166,7 +167,7 @@ impl Stack {
     #[inline]
     fn follow(
         &mut self,
-        now: u64,
+        now: Time,
         run: Run,
         before: &[u8],
         packet: &RxSeg<'_>,
@@ -184,7 +185,7 @@ impl Stack {
     #[inline]
     fn packet(
         &mut self,
-        now: u64,
+        now: Time,
         iface: u8,
         packet: &mut RxSeg<'_>,
         out: &mut Out,
@@ -253,7 +254,7 @@ impl Stack {
     #[inline]
     fn segment(
         &mut self,
-        now: u64,
+        now: Time,
         ip: &IpHeaders,
         segment: &Segment,
         out: &mut Out,
@@ -286,7 +287,7 @@ impl Stack {
     #[inline]
     pub(super) fn conn_segment(
         &mut self,
-        now: u64,
+        now: Time,
         index: u32,
         segment: &Segment,
         out: &mut Out,
@@ -311,7 +312,7 @@ impl Stack {
     }
 
     /// Sends due acknowledgements, sets timers, and queues connections that may have something to send.
-    pub(super) fn settle(&mut self, now: u64, out: &mut Out) {
+    pub(super) fn settle(&mut self, now: Time, out: &mut Out) {
         self.conns.on_neighbours(self.net.neighbours.seen());
         while let Some(next) = self.conns.next_touched() {
             let Some((id, conn)) = next else { continue };

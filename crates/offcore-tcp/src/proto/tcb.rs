@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use offcore_stats::time::{Micros, Time};
 use offcore_wire::{SackBlock, TcpFlags, TcpOptions, TcpTemplate, Timestamps};
 
 use super::addr::FlowKey;
@@ -17,8 +18,8 @@ use super::receive::{AckNeed, Receiver};
 use super::segment::Segment;
 use super::send::Sender;
 
-/// Time in microseconds after which a reduced path MTU is probed again.
-const PATH_AGE: u64 = 600_000_000;
+/// Time after which a reduced path MTU is probed again.
+const PATH_AGE: Micros = Micros::from_secs(600);
 
 /// States of RFC 9293, 3.3.2. LISTEN is not a connection, and TIME-WAIT is stored elsewhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,17 +69,17 @@ pub(crate) struct PathMtu {
     /// used when segments are lost (RFC 5927, 7.2).
     pub claimed: Option<u16>,
     /// Time of the last reduction of the segment size, and the size before it.
-    pub cut: Option<(u64, u16)>,
+    pub cut: Option<(Time, u16)>,
 }
 
 /// A connection in SYN-SENT or SYN-RECEIVED.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SynTimer {
-    pub due: u64,
+    pub due: Time,
     pub tries: u8,
     /// The number of SYN retransmissions (`TCP_SYNCNT`).
     pub retries: u8,
-    pub since: u64,
+    pub since: Time,
 }
 
 /// A connection.
@@ -98,7 +99,7 @@ pub(crate) struct Tcb {
     pub path: Option<Box<PathMtu>>,
     pub liveness: Liveness,
     /// Time at which a quiet connection frees unneeded memory. `None` after that.
-    pub trim: Option<u64>,
+    pub trim: Option<Time>,
     pub challenges: ChallengeLimit,
     /// In the list of connections whose acknowledgements and timers are checked at the end of the vector.
     pub touched: bool,
@@ -141,20 +142,20 @@ impl Tcb {
 
     /// Returns our current timestamp.
     #[inline]
-    pub(crate) fn timestamp(&self, now: u64) -> Option<u32> {
-        self.agreed.timestamps.map(|offset| offset.wrapping_add((now / 1000) as u32))
+    pub(crate) fn timestamp(&self, now: Time) -> Option<u32> {
+        self.agreed.timestamps.map(|offset| offset.wrapping_add(now.wrapping_millis()))
     }
 
-    /// Returns the microseconds since the timestamp that a segment of the peer echoes.
+    /// Returns the time since the timestamp that a segment of the peer echoes.
     #[inline]
-    pub(crate) fn echoed(&self, now: u64, segment: &Segment) -> Option<u64> {
+    pub(crate) fn echoed(&self, now: Time, segment: &Segment) -> Option<Micros> {
         self.since(now, segment.options.timestamps?.echo)
     }
 
     /// Uses a full segment's echo as the receiver's sample of the round-trip time. As on Linux, each timestamp gives
     /// one sample.
     #[inline]
-    pub(crate) fn measure_arrival(&mut self, now: u64, timestamps: Option<Timestamps>, len: u32) {
+    pub(crate) fn measure_arrival(&mut self, now: Time, timestamps: Option<Timestamps>, len: u32) {
         let Some(Timestamps { echo, .. }) = timestamps else { return };
         if len >= self.receiver.ack.peer_mss().into()
             && self.receiver.is_new_echo(echo)
@@ -164,16 +165,16 @@ impl Tcb {
         }
     }
 
-    /// Returns the microseconds since our timestamp `echo`.
+    /// Returns the time since our timestamp `echo`.
     #[inline]
-    fn since(&self, now: u64, echo: u32) -> Option<u64> {
+    fn since(&self, now: Time, echo: u32) -> Option<Micros> {
         let millis = self.timestamp(now).filter(|_| echo != 0)?.wrapping_sub(echo);
         // More than an hour is not a round-trip time, so the echo is invalid.
-        (millis < 3_600_000).then_some(u64::from(millis) * 1000)
+        (millis < 3_600_000).then_some(Micros::from_millis(millis.into()))
     }
 
     /// Limits segments to `mss` bytes of payload.
-    pub(crate) fn cut_segments(&mut self, now: u64, mss: u16) {
+    pub(crate) fn cut_segments(&mut self, now: Time, mss: u16) {
         let path = self.path.get_or_insert_default();
         let before = path.cut.map_or(self.sender.mss(), |(_, before)| before);
         (path.cut, path.claimed) = (Some((now, before)), None);
@@ -182,7 +183,7 @@ impl Tcb {
 
     /// Processes a report that the path MTU is `mtu` bytes. If longer packets have been acknowledged, the report may be
     /// forged and is used only when segments are lost (RFC 5927, 7.2). Returns whether it is used now.
-    pub(crate) fn report_path(&mut self, now: u64, mtu: u16) -> bool {
+    pub(crate) fn report_path(&mut self, now: Time, mtu: u16) -> bool {
         let mss = output::payload_of(mtu, self.key.remote().ip(), self.agreed.timestamps.is_some());
         if mss >= self.sender.mss() {
             return false;
@@ -197,12 +198,12 @@ impl Tcb {
 
     /// Records that `acked` bytes have been acknowledged. This refutes an unverified report. An old reduction is undone
     /// to probe the path again (RFC 1191, 6.3; RFC 8201, 4).
-    pub(crate) fn validate_path_mtu(&mut self, now: u64, acked: u64) {
+    pub(crate) fn validate_path_mtu(&mut self, now: Time, acked: u64) {
         let Some(path) = self.path.as_deref_mut() else { return };
         if acked >= self.sender.mss().into() {
             path.claimed = None;
         }
-        if let Some((_, before)) = path.cut.filter(|(since, _)| now - since >= PATH_AGE) {
+        if let Some((_, before)) = path.cut.filter(|&(since, _)| now - since >= PATH_AGE) {
             self.path = None;
             self.sender.set_mss(before);
         }
@@ -210,7 +211,7 @@ impl Tcb {
 
     /// Returns the timestamps of a segment that is sent now.
     #[inline]
-    pub(crate) fn timestamps(&self, now: u64) -> Option<Timestamps> {
+    pub(crate) fn timestamps(&self, now: Time) -> Option<Timestamps> {
         let value = self.timestamp(now)?;
         Some(Timestamps { value, echo: self.receiver.recent().unwrap_or(0) })
     }
@@ -229,7 +230,7 @@ impl Tcb {
 
     /// Returns the header of a segment that is sent now, at `seq`. It acknowledges all received data.
     #[inline]
-    pub(crate) fn fields(&mut self, now: u64, seq: u32, flags: TcpFlags, with_sack: bool) -> Fields {
+    pub(crate) fn fields(&mut self, now: Time, seq: u32, flags: TcpFlags, with_sack: bool) -> Fields {
         let mut options = TcpOptions { timestamps: self.timestamps(now), ..TcpOptions::default() };
         if with_sack && self.agreed.sack && self.receiver.has_sack() {
             let room = if options.timestamps.is_some() { 3 } else { 4 };
@@ -254,7 +255,7 @@ impl Tcb {
     }
 
     /// Returns the time of the next timer.
-    pub(crate) fn deadline(&self) -> Option<u64> {
+    pub(crate) fn deadline(&self) -> Option<Time> {
         let delayed = match self.receiver.ack.need() {
             AckNeed::By(due) => Some(due),
             AckNeed::Now | AckNeed::No => None,
@@ -264,8 +265,9 @@ impl Tcb {
         let (closes, keeping) = (self.close_timer.due(), self.liveness.keepalive_due());
         let times = [delayed, asking, closes, self.trim, self.sender.deadline(), keeping];
         let user_timeout_deadline = self.sender.user_timeout_deadline(self.liveness.user_timeout());
-        let first =
-            times.into_iter().fold(user_timeout_deadline, |first, time| first.min(time.unwrap_or(u64::MAX)));
-        (first != u64::MAX).then_some(first)
+        let first = times
+            .into_iter()
+            .fold(user_timeout_deadline, |first, time| first.min(time.unwrap_or(Time::NEVER)));
+        (first != Time::NEVER).then_some(first)
     }
 }

@@ -5,18 +5,20 @@
 
 mod segment;
 
+use offcore_stats::time::{Micros, Time};
+
 use super::addr::FlowKey;
 
 pub(super) use segment::{Action, Segment};
 
 /// Duration of TIME-WAIT: two maximum segment lifetimes of 30 s, as in Linux.
-const TIME_WAIT_US: u64 = 2 * 30_000_000;
+const TIME_WAIT: Micros = Micros::from_secs(60);
 
 /// Maximum number of connections in TIME-WAIT: 18 MiB.
 pub(super) const MAX_ENTRIES: u32 = 1 << 18;
 
 /// Duration of TIME-WAIT in milliseconds.
-const TIME_WAIT_MS: u32 = (TIME_WAIT_US / 1000) as u32;
+const TIME_WAIT_MS: u32 = TIME_WAIT.as_millis() as u32;
 
 /// Time in TIME-WAIT in milliseconds after which connect() may reuse the ports, as in Linux.
 const REUSE_MS: u32 = 1000;
@@ -126,7 +128,7 @@ impl TimeWait {
     }
 
     /// Adds a connection. If the table is full, the oldest connection is evicted.
-    pub(super) fn insert(&mut self, now_us: u64, entry: Ended) -> Inserted {
+    pub(super) fn insert(&mut self, now: Time, entry: Ended) -> Inserted {
         let mut evicted = None;
         if self.len == self.max
             && let Some(key) = self.get(self.oldest).map(|oldest| oldest.key)
@@ -135,7 +137,7 @@ impl TimeWait {
             self.remove(self.oldest);
             self.evicted += 1;
         }
-        let now = ms(now_us);
+        let now = now.wrapping_millis();
         let slot = Slot { entry, since: now, acked: now.wrapping_sub(ACK_GAP_MS) };
         let index = self.free;
         if let Some(link) = self.links.get(index as usize) {
@@ -172,11 +174,11 @@ impl TimeWait {
     /// Removes up to `at_most` expired connections, calls `expired` for each, and returns their number.
     pub(super) fn expire(
         &mut self,
-        now_us: u64,
+        now: Time,
         at_most: usize,
         mut expired: impl FnMut(u32, &FlowKey),
     ) -> usize {
-        let now = ms(now_us);
+        let now = now.wrapping_millis();
         let mut count = 0;
         while count < at_most && self.left(now) == Some(0) {
             let index = self.oldest;
@@ -187,17 +189,18 @@ impl TimeWait {
         count
     }
 
-    /// Returns the time when the next connection expires, in microseconds. It is at most a millisecond late.
-    pub(super) fn next_deadline(&self, now_us: u64) -> Option<u64> {
-        Some((now_us / 1000 + u64::from(self.left(ms(now_us))?)) * 1000)
+    /// Returns the time when the next connection expires. It is at most a millisecond late.
+    pub(super) fn next_deadline(&self, now: Time) -> Option<Time> {
+        let left = self.left(now.wrapping_millis())?;
+        Some(Time::from_millis(now.as_millis() + u64::from(left)))
     }
 
     /// Returns the state that connect() needs to reuse the endpoints of this connection. Returns `None` within the
     /// first second, or without timestamps, which distinguish old and new segments and make the peer accept the SYN
     /// (RFC 6191).
-    pub(super) fn reuse(&self, index: u32, now_us: u64) -> Option<Previous> {
+    pub(super) fn reuse(&self, index: u32, now: Time) -> Option<Previous> {
         let entry = self.get(index)?;
-        let waited = ms(now_us).wrapping_sub(self.slots[index as usize].since);
+        let waited = now.wrapping_millis().wrapping_sub(self.slots[index as usize].since);
         (entry.timestamps && waited >= REUSE_MS).then(|| entry.previous())
     }
 
@@ -244,10 +247,6 @@ impl Ended {
     fn previous(&self) -> Previous {
         Previous { snd_nxt: self.snd_nxt }
     }
-}
-
-const fn ms(us: u64) -> u32 {
-    (us / 1000) as u32
 }
 
 /// Returns whether a sequence number or timestamp precedes another (RFC 9293, 3.4; RFC 7323, 5.2).

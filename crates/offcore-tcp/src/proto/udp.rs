@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use offcore_session::Segments;
 use offcore_session::datagram::{HEADER_LEN, Header, More, PathMtu, record_len};
+use offcore_stats::time::Time;
 use offcore_wire::{IpProtocol, MacAddr, Sum, UdpHeader, dhcp, udp};
 
 use super::addr::{AppId, ConnId, FlowKey, UserIndex};
@@ -109,12 +110,12 @@ impl Stack {
         socket.release(arena, &self.config);
         self.arenas.enter(app);
         let id = self.udp.insert(socket);
-        self.tell_mtu(0, id);
+        self.tell_mtu(Time::ZERO, id);
         Ok(id)
     }
 
     /// Stores the path MTU in the application's slot.
-    pub(super) fn tell_mtu(&self, now: u64, id: ConnId) {
+    pub(super) fn tell_mtu(&self, now: Time, id: ConnId) {
         let Some(socket) = self.udp.get(id) else { return };
         let mtu = match socket.peer {
             Some(peer) => self.path_mtu(now, peer.address.ip()),
@@ -126,7 +127,7 @@ impl Stack {
     }
 
     /// Returns the path MTU to an address.
-    fn path_mtu(&self, now: u64, to: IpAddr) -> Option<u16> {
+    fn path_mtu(&self, now: Time, to: IpAddr) -> Option<u16> {
         let way = self.net.way(to)?;
         let link = self.net.ifaces.get(usize::from(way.iface))?.mtu;
         Some(self.net.paths.get(now, to).map_or(link, |path| path.min(link)))
@@ -136,7 +137,7 @@ impl Stack {
     #[inline(never)]
     pub(super) fn datagram(
         &mut self,
-        now: u64,
+        now: Time,
         iface: u8,
         ip: &IpHeaders,
         packet: &RxSeg<'_>,
@@ -174,7 +175,7 @@ impl Stack {
             (IpAddr::V6(_), Some([high, low, ..])) => high << 4 | low >> 4,
             _ => 0,
         };
-        let time = self.udp.unix_time + now;
+        let time = self.udp.unix_time + now.as_micros();
         let index = self.net.ifaces.get(usize::from(iface)).map_or(0, |iface| iface.index);
         let more = More { hops: ip.hops, tos, index, time, ..More::default() };
         let header = Header { len: (len - udp::HEADER_LEN) as u16, peer, local: ip.dst, more };
@@ -247,7 +248,7 @@ impl Stack {
 
     /// Records that the application has read or written datagrams.
     #[inline(never)]
-    pub(super) fn datagrams_moved(&mut self, now: u64, id: ConnId, out: &mut Out) -> Result<(), CallError> {
+    pub(super) fn datagrams_moved(&mut self, now: Time, id: ConnId, out: &mut Out) -> Result<(), CallError> {
         let socket = self.udp.get_mut(id).filter(|socket| !socket.closed).ok_or(CallError::Gone)?;
         let arena = &mut self.arenas[socket.app];
         let (read, written) = (socket.inbox.consumed(arena), socket.outbox.written(arena));
@@ -285,7 +286,7 @@ impl Stack {
     }
 
     /// Closes a socket. Datagrams that are already written are still sent.
-    pub(super) fn close_datagrams(&mut self, now: u64, id: ConnId) {
+    pub(super) fn close_datagrams(&mut self, now: Time, id: ConnId) {
         let Some(socket) = self.udp.get_mut(id).filter(|socket| !socket.closed) else { return };
         // A socket whose application has written an invalid position sends the rest.
         let _ = socket.outbox.written(&self.arenas[socket.app]);
@@ -294,7 +295,7 @@ impl Stack {
     }
 
     /// Closes a socket whose application has written invalid data.
-    fn misused(&mut self, now: u64, id: ConnId, out: &mut Out) {
+    fn misused(&mut self, now: Time, id: ConnId, out: &mut Out) {
         let Some(socket) = self.udp.get_mut(id) else { return };
         socket.outbox.forget_unplanned();
         if !socket.closed {
@@ -304,7 +305,7 @@ impl Stack {
     }
 
     /// Frees the port immediately, and the rest when no datagram is in flight.
-    fn close_socket(&mut self, now: u64, id: ConnId) {
+    fn close_socket(&mut self, now: Time, id: ConnId) {
         let Some(socket) = self.udp.get_mut(id).filter(|socket| !socket.closed) else { return };
         socket.closed = true;
         self.leave_groups(now, id);
@@ -324,7 +325,7 @@ impl Stack {
 
     /// Plans datagrams of a user, for each of its sockets in turn.
     #[inline(never)]
-    pub(super) fn plan_datagrams(&mut self, now: u64, user: UserIndex, budget: &mut Budget, out: &mut Out) {
+    pub(super) fn plan_datagrams(&mut self, now: Time, user: UserIndex, budget: &mut Budget, out: &mut Out) {
         for _ in 0..self.udp.ready.count(user) {
             if budget.is_empty() {
                 return;
@@ -355,7 +356,7 @@ impl Stack {
     }
 
     /// Plans the next datagram or segment of a socket, or refuses it. `None` if nothing is left to plan.
-    fn plan_datagram(&mut self, now: u64, id: ConnId, out: &mut Out) -> Option<Planned> {
+    fn plan_datagram(&mut self, now: Time, id: ConnId, out: &mut Out) -> Option<Planned> {
         let socket = self.udp.get_mut(id)?;
         if !socket.outbox.may_plan(COPYING) {
             return None;
@@ -387,7 +388,7 @@ impl Stack {
     }
 
     /// Reads the next datagram of a socket from its FIFO. The error is the length of a datagram that cannot be sent.
-    fn read_record(&mut self, now: u64, id: ConnId, out: &mut Out) -> Option<Result<Record, usize>> {
+    fn read_record(&mut self, now: Time, id: ConnId, out: &mut Out) -> Option<Result<Record, usize>> {
         let socket = self.udp.get_mut(id)?;
         let Some(header) = socket.outbox.read(&self.arenas[socket.app]) else {
             self.misused(now, id, out);
@@ -410,7 +411,7 @@ impl Stack {
     }
 
     /// Returns the route of a datagram, or `None` if it cannot be sent.
-    fn route_of_datagram(&self, now: u64, header: &Header, bound: Option<IpAddr>) -> Option<Route> {
+    fn route_of_datagram(&self, now: Time, header: &Header, bound: Option<IpAddr>) -> Option<Route> {
         let &Header { len, peer, local, more } = header;
         let to = peer.ip();
         let any = |address: &IpAddr| address.is_unspecified();
@@ -475,7 +476,7 @@ impl Stack {
     #[cold]
     pub fn seal_datagram(
         &mut self,
-        now: u64,
+        now: Time,
         plan: &Plan,
         payload: Option<Sum>,
         to: &mut [u8; HEAD],
@@ -521,7 +522,7 @@ impl Stack {
             let more = More {
                 hops: envelope.hops,
                 tos: more.tos,
-                time: self.udp.unix_time + now,
+                time: self.udp.unix_time + now.as_micros(),
                 ..More::default()
             };
             let from = SocketAddr::new(way.source, port);
@@ -538,7 +539,7 @@ impl Stack {
     }
 
     /// Returns the MAC address of the next hop to `to`. If it is unknown, it is solicited.
-    pub(crate) fn station(&mut self, now: u64, to: IpAddr, out: &mut Out) -> Option<MacAddr> {
+    pub(crate) fn station(&mut self, now: Time, to: IpAddr, out: &mut Out) -> Option<MacAddr> {
         let way = self.net.way(to)?;
         self.net.station(now, (way.iface, way.next_hop), out)
     }

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use offcore_session::Segments;
 use offcore_session::undelivered::{Origin, PAYLOAD, Undelivered};
+use offcore_stats::time::Time;
 use offcore_wire::{IpProtocol, icmpv4, icmpv6};
 
 use super::addr::ConnId;
@@ -160,7 +161,7 @@ impl Stack {
     }
 
     /// Stores the path MTU from an ICMP error.
-    pub(super) fn datagram_too_long(&mut self, now: u64, quoted: Option<Quoted<'_>>, mtu: u16) {
+    pub(super) fn datagram_too_long(&mut self, now: Time, quoted: Option<Quoted<'_>>, mtu: u16) {
         let quoted = quoted.filter(|quoted| quoted.protocol == IpProtocol::UDP);
         let Some((id, peer)) = quoted.and_then(|quoted| self.sender_of(&quoted)) else { return };
         self.net.learn_path(now, peer.ip(), mtu);

@@ -18,6 +18,8 @@
 
 use std::collections::VecDeque;
 
+use offcore_stats::time::{Micros, Time};
+
 use super::addr::{ConnId, UserIndex};
 
 /// Work in bytes: of a packet in addition to its payload, of each segment into which the port divides it, and of a new
@@ -29,19 +31,19 @@ const CONNECTION: u64 = 16 << 10;
 pub(super) const VISIT: i64 = 64;
 /// Maximum work of a user in its turn to send.
 const TURN: u64 = 64 << 10;
-/// Length of a period in microseconds. The work of the users is compared once per period.
-const PERIOD: u64 = 2_000;
+/// Length of a period. The work of the users is compared once per period.
+const PERIOD: Micros = Micros::from_millis(2);
 /// Periods of at least this length are not evaluated: the worker slept, or was not scheduled.
-const LONGEST_PERIOD: u64 = 8 * PERIOD;
+const LONGEST_PERIOD: Micros = Micros::from_millis(16);
 /// Packets keep a worker busy if it was idle for at most 1/`IDLE_PART` of a period, and spent at most 1/`CALLS_PART` of
 /// it on calls of applications, which have their own turns.
 const IDLE_PART: u64 = 16;
 const CALLS_PART: u64 = 2;
-/// A user competes to send for this time after its last packet, in microseconds.
-const RECENTLY_SENDING: u64 = 20_000;
+/// A user competes to send for this time after its last packet.
+const RECENTLY_SENDING: Micros = Micros::from_millis(20);
 /// A user competes to receive for this time after its last packet: for longer than several retransmission timeouts,
 /// because a user whose packets are lost is silent until then.
-const RECENTLY_RECEIVING: u64 = 1_000_000;
+const RECENTLY_RECEIVING: Micros = Micros::from_secs(1);
 /// The smallest limit in bytes of work per period. If the worker is busy with other work, a lower limit would not help.
 const SMALLEST_LIMIT: u64 = 128 << 10;
 /// A limit that grows to this value is removed.
@@ -103,7 +105,7 @@ struct Traffic {
     streams: (u64, u64),
     work_per_byte: u64,
     /// End of the last period with work.
-    active: u64,
+    active: Time,
     /// Excess work of past turns to send, which is subtracted from the next turns.
     debt: i64,
     /// The limit of received work per period.
@@ -135,12 +137,12 @@ pub(super) struct Users {
     /// Maximum number of connections, sockets and listeners of all users.
     most: usize,
     /// Start of the period, and its idle time.
-    began: u64,
-    idle: u64,
+    began: Time,
+    idle: Micros,
     /// Time of calls in this period.
-    calls: u64,
+    calls: Micros,
     /// Time of the last turn, and whether packets have been received or sent since then.
-    last: u64,
+    last: Time,
     is_busy: bool,
     /// The user that sends first in the next turn.
     first: usize,
@@ -153,8 +155,8 @@ pub(super) struct Users {
 impl Users {
     pub(super) fn new(most: usize) -> Self {
         let list = Vec::new();
-        let (began, idle, calls, last, first, sending) = (0, 0, 0, 0, 0, 0);
-        Self { list, most, began, idle, calls, last, is_busy: false, first, sending, has_limits: false }
+        let (began, last, idle, calls) = (Time::ZERO, Time::ZERO, Micros::ZERO, Micros::ZERO);
+        Self { list, most, began, idle, calls, last, is_busy: false, first: 0, sending: 0, has_limits: false }
     }
 
     /// Adds an application of a user.
@@ -313,20 +315,20 @@ impl Users {
     }
 
     /// Returns the time of the next check of waiting connections.
-    pub(super) fn deadline(&self) -> Option<u64> {
+    pub(super) fn deadline(&self) -> Option<Time> {
         let waits = self.has_limits && self.list.iter().any(|user| !user.traffic.waiting.is_empty());
         waits.then_some(self.last + PERIOD / CREDIT_PART)
     }
 
-    /// Records time in microseconds that the worker has spent on calls of applications.
+    /// Records time that the worker has spent on calls of applications.
     #[inline]
-    pub(super) fn record_calls(&mut self, time: u64) {
+    pub(super) fn record_calls(&mut self, time: Micros) {
         self.calls += time;
     }
 
     /// Records that the worker was busy until `now`, so that this time does not count as idle.
     #[inline]
-    pub(super) fn mark_busy(&mut self, now: u64) {
+    pub(super) fn mark_busy(&mut self, now: Time) {
         self.advance(now);
         self.is_busy = true;
     }
@@ -338,9 +340,9 @@ impl Users {
 
     /// Begins a turn.
     #[inline]
-    pub(super) fn begin_turn(&mut self, now: u64) {
+    pub(super) fn begin_turn(&mut self, now: Time) {
         self.advance(now);
-        if now.saturating_sub(self.began) >= PERIOD {
+        if now.saturating_since(self.began) >= PERIOD {
             self.end_period(now);
         }
     }
@@ -348,9 +350,9 @@ impl Users {
     /// Adds idle time and credit for the time since the last turn. A turn may consist of several calls with the same
     /// time.
     #[inline]
-    fn advance(&mut self, now: u64) {
-        let passed = now.saturating_sub(self.last);
-        if passed == 0 {
+    fn advance(&mut self, now: Time) {
+        let passed = now.saturating_since(self.last);
+        if passed == Micros::ZERO {
             return;
         }
         self.last = now;
@@ -363,12 +365,12 @@ impl Users {
     }
 
     #[cold]
-    fn end_period(&mut self, now: u64) {
+    fn end_period(&mut self, now: Time) {
         let passed = now - self.began;
         // A period in which the worker slept or was not scheduled is not evaluated.
         let has_calls = self.calls > passed / CALLS_PART;
         let is_saturated = self.idle <= passed / IDLE_PART && !has_calls && passed < LONGEST_PERIOD;
-        (self.began, self.idle, self.calls) = (now, 0, 0);
+        (self.began, self.idle, self.calls) = (now, Micros::ZERO, Micros::ZERO);
         let (mut total, mut sending, mut competing) = (0, 0, 0);
         for traffic in self.list.iter_mut().map(|user| &mut user.traffic) {
             if traffic.work() > 0 {
@@ -388,7 +390,7 @@ impl Users {
     }
 
     /// Divides `total` work by max-min fairness. Returns the share of each user that needs more than its share.
-    fn share(&self, now: u64, total: u64, competing: u64) -> u64 {
+    fn share(&self, now: Time, total: u64, competing: u64) -> u64 {
         let least = total / (ASSUMED_GROWTH * competing);
         let users = || {
             let all = self.list.iter().map(|user| &user.traffic);
@@ -416,15 +418,15 @@ impl Traffic {
         self.sent + self.received
     }
 
-    /// Returns whether the user has had a packet within the last `time` microseconds.
-    fn is_active(&self, now: u64, time: u64) -> bool {
-        self.active > 0 && now - self.active < time
+    /// Returns whether the user has had a packet within the last `time`.
+    fn is_active(&self, now: Time, time: Micros) -> bool {
+        self.active > Time::ZERO && now - self.active < time
     }
 
-    /// Adds the credit for `passed` microseconds.
-    fn add_credit(&mut self, passed: u64) {
+    /// Adds the credit for the time `passed`.
+    fn add_credit(&mut self, passed: Micros) {
         let Some(limit) = self.limit else { return };
-        let new = limit * passed.min(PERIOD) / PERIOD;
+        let new = limit * passed.min(PERIOD).get() / PERIOD.get();
         let most = new.max(limit / CREDIT_PART).max(CHUNK).cast_signed();
         // Windows and datagrams get half of the credit each. Each may also use what the other leaves.
         let half = (new / 2).cast_signed();
@@ -434,12 +436,12 @@ impl Traffic {
         self.datagram_credit = (datagrams + unused).min(most);
     }
 
-    /// Adapts the limit at the end of a period of `passed` microseconds. `share` is the user's share of the work if the
+    /// Adapts the limit at the end of a period of length `passed`. `share` is the user's share of the work if the
     /// worker was busy and users compete.
-    fn end_period(&mut self, share: Option<u64>, competing: u64, passed: u64) {
+    fn end_period(&mut self, share: Option<u64>, competing: u64, passed: Micros) {
         let Self { sent, received, streams: (bytes, work), .. } = *self;
         self.work_per_byte = work.div_ceil(bytes.max(1)).max(if bytes > 0 { 1 } else { self.work_per_byte });
-        let rate = received * PERIOD / passed.max(PERIOD);
+        let rate = received * PERIOD.get() / passed.max(PERIOD).get();
         match share {
             // A user that uses its share for sending may still receive half a share, so that it gets acknowledgements
             // and requests.
@@ -452,13 +454,14 @@ impl Traffic {
                     self.unlimited_rate =
                         rate.max(self.unlimited_rate - self.unlimited_rate / UNLIMITED_PART);
                 }
-                let fair = share.saturating_sub(sent).max(share / 2) * PERIOD / passed.max(PERIOD);
+                let fair =
+                    share.saturating_sub(sent).max(share / 2) * PERIOD.get() / passed.max(PERIOD).get();
                 let least = (self.unlimited_rate / KEPT_RATE_PART).max(SMALLEST_LIMIT);
                 self.limit = Some(fair.max(least));
             }
             _ if competing < 2 || passed >= LONGEST_PERIOD => self.limit = None,
             _ => {
-                let steps = (passed / PERIOD).max(1);
+                let steps = (passed.get() / PERIOD.get()).max(1);
                 let grown = self.limit.map(|limit| limit + steps * (limit / GROWTH_PART));
                 self.limit = grown.filter(|limit| *limit < LARGEST_LIMIT);
             }

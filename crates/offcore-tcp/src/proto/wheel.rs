@@ -7,6 +7,8 @@
 
 mod slots;
 
+use offcore_stats::time::Time;
+
 use slots::{LEVELS, NONE, SLOTS, Slots};
 
 /// Duration of a tick in microseconds.
@@ -26,11 +28,14 @@ const HORIZON: u64 = (1 << (8 * LEVELS)) - (1 << (8 * (LEVELS - 1)));
 /// The deadline of a timer that is not set.
 const NEVER: u64 = u64::MAX;
 
+/// The last deadline. [`Time::NEVER`] marks a timer that is not set. Both are half a million years away.
+const LAST: Time = Time::from_micros(u64::MAX - 1);
+
 /// A timer, 24 bytes.
 #[derive(Clone, Copy, Debug)]
 struct Node {
-    /// Microseconds, or [`NEVER`]. The node may be linked at an earlier slot.
-    deadline: u64,
+    /// [`Time::NEVER`] if it is not set. The node may be linked at an earlier slot.
+    deadline: Time,
     next: u32,
     prev: u32,
     /// Its slot: level × 256 + slot, or [`NONE`].
@@ -38,10 +43,10 @@ struct Node {
 }
 
 impl Node {
-    const UNLINKED: Self = Self { deadline: NEVER, next: 0, prev: 0, slot: NONE };
+    const UNLINKED: Self = Self { deadline: Time::NEVER, next: 0, prev: 0, slot: NONE };
 }
 
-/// Timers by connection index. Times are in microseconds.
+/// Timers by connection index.
 #[derive(Debug)]
 pub(super) struct Wheel {
     /// The tick up to which slots have been emptied.
@@ -53,9 +58,9 @@ pub(super) struct Wheel {
 }
 
 impl Wheel {
-    /// Creates a wheel without timers, whose clock begins at `now_us`.
-    pub(super) fn new(now_us: u64) -> Self {
-        Self { clock: now_us / TICK_US, earliest: NEVER, nodes: Vec::new(), slots: Slots::new() }
+    /// Creates a wheel without timers, whose clock begins at `now`.
+    pub(super) fn new(now: Time) -> Self {
+        Self { clock: now.as_micros() / TICK_US, earliest: NEVER, nodes: Vec::new(), slots: Slots::new() }
     }
 
     /// Allocates timers for the indices below `count`. Must be called where connections are allocated.
@@ -67,18 +72,17 @@ impl Wheel {
 
     /// Sets the timer of `index` and replaces its previous deadline. An index without a timer is ignored.
     ///
-    /// The timer expires in the first call of [`Self::expire`] at or after `deadline_us`, rounded up to a tick. If this
+    /// The timer expires in the first call of [`Self::expire`] at or after `deadline`, rounded up to a tick. If this
     /// time has passed, it expires in the next call.
     #[inline]
-    pub(super) fn set(&mut self, index: u32, deadline_us: u64) {
+    pub(super) fn set(&mut self, index: u32, deadline: Time) {
         debug_assert!((index as usize) < self.nodes.len(), "no timer {index}");
         let Some(node) = self.nodes.get_mut(index as usize) else { return };
-        // The maximum value marks a timer that is not set. It is half a million years away.
-        node.deadline = deadline_us.min(NEVER - 1);
+        node.deadline = deadline.min(LAST);
         let slot = node.slot;
         if slot == NONE {
             self.link(index);
-        } else if ticks(deadline_us) < self.start(slot) {
+        } else if ticks(deadline) < self.start(slot) {
             self.slots.unlink(&mut self.nodes, index);
             self.link(index);
         }
@@ -86,9 +90,9 @@ impl Wheel {
 
     /// Sets the timer of `index` unless it is set to an earlier time.
     #[inline]
-    pub(super) fn set_earlier(&mut self, index: u32, deadline_us: u64) {
-        if self.nodes.get(index as usize).is_some_and(|node| deadline_us < node.deadline) {
-            self.set(index, deadline_us);
+    pub(super) fn set_earlier(&mut self, index: u32, deadline: Time) {
+        if self.nodes.get(index as usize).is_some_and(|node| deadline < node.deadline) {
+            self.set(index, deadline);
         }
     }
 
@@ -96,23 +100,23 @@ impl Wheel {
     #[inline]
     pub(super) fn cancel(&mut self, index: u32) {
         if let Some(node) = self.nodes.get_mut(index as usize) {
-            node.deadline = NEVER;
+            node.deadline = Time::NEVER;
         }
     }
 
     /// Returns the deadline of the timer of `index`.
     #[cfg(test)]
-    fn deadline(&self, index: u32) -> Option<u64> {
+    fn deadline(&self, index: u32) -> Option<Time> {
         let deadline = self.nodes.get(index as usize)?.deadline;
-        (deadline != NEVER).then_some(deadline)
+        (deadline != Time::NEVER).then_some(deadline)
     }
 
     /// Calls `expired` for up to `at_most` expired timers, and returns their number. The others stay due.
     ///
     /// An expired timer is not set any more. The cost is bounded, regardless of the elapsed time: at most 256 other
     /// timers are processed. Timers that expire in the same tick do so in the order in which they were linked there.
-    pub(super) fn expire(&mut self, now_us: u64, at_most: usize, mut expired: impl FnMut(u32)) -> usize {
-        let now = now_us / TICK_US;
+    pub(super) fn expire(&mut self, now: Time, at_most: usize, mut expired: impl FnMut(u32)) -> usize {
+        let now = now.as_micros() / TICK_US;
         let (mut count, mut moves) = (0, 0);
         while self.earliest <= now {
             let next = self.slots.next(self.clock);
@@ -121,20 +125,20 @@ impl Wheel {
             self.clock = start.max(self.clock);
             while let Some(index) = self.slots.first(slot) {
                 let deadline = self.nodes[index as usize].deadline;
-                let due = deadline != NEVER && ticks(deadline) <= self.clock;
+                let due = deadline != Time::NEVER && ticks(deadline) <= self.clock;
                 let enough = if due { count >= at_most } else { moves >= MOVES };
                 if enough {
                     return count;
                 }
                 self.slots.unlink(&mut self.nodes, index);
                 if due {
-                    self.nodes[index as usize].deadline = NEVER;
+                    self.nodes[index as usize].deadline = Time::NEVER;
                     count += 1;
                     expired(index);
                     continue;
                 }
                 moves += 1;
-                if deadline != NEVER {
+                if deadline != Time::NEVER {
                     self.link(index);
                 }
             }
@@ -143,14 +147,14 @@ impl Wheel {
         count
     }
 
-    /// Returns a time in microseconds before which no timer expires, or `None` if no timer is linked. The caller can
+    /// Returns a time before which no timer expires, or `None` if no timer is linked. The caller can
     /// sleep until then.
     ///
     /// This is a lower bound: timers may have been postponed or cancelled, or may be on a high level. A call of
     /// [`Self::expire`] at that time updates it.
-    pub(super) fn next_deadline(&self) -> Option<u64> {
+    pub(super) fn next_deadline(&self) -> Option<Time> {
         let (_, start) = self.slots.next(self.clock)?;
-        Some(start.saturating_mul(TICK_US))
+        Some(Time::from_micros(start.saturating_mul(TICK_US)))
     }
 
     /// Links an unlinked timer in the slot of its deadline.
@@ -174,8 +178,8 @@ impl Wheel {
 
 /// Returns the tick that ends at or after a time. A timer is late by less than a tick, and never early.
 #[inline]
-const fn ticks(us: u64) -> u64 {
-    us.div_ceil(TICK_US)
+const fn ticks(time: Time) -> u64 {
+    time.as_micros().div_ceil(TICK_US)
 }
 
 #[cfg(test)]

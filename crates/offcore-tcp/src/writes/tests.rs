@@ -3,6 +3,7 @@ use offcore_dma::cpu::CpuChannel;
 use offcore_dma::fault::{Faults, FaultyChannel};
 use offcore_dma::{CopyDevice, Mode};
 use offcore_mem::{BURST, Hugepages, Pool, PoolCache};
+use offcore_stats::time::Time;
 use offcore_wire::MacAddr;
 
 use super::*;
@@ -36,8 +37,10 @@ impl Bed {
             addresses: vec![Prefix { address, len: 24 }],
             routes: Vec::new(),
         };
-        stack.add_iface(1, &iface, &mut out);
-        let conn = stack.connect(1, AppId::OWN, None, "10.0.0.2:9".parse().unwrap(), &mut out).unwrap();
+        stack.add_iface(Time::from_micros(1), &iface, &mut out);
+        let conn = stack
+            .connect(Time::from_micros(1), AppId::OWN, None, "10.0.0.2:9".parse().unwrap(), &mut out)
+            .unwrap();
         let writer = Writer::new(Arc::clone(stack.memory(AppId::OWN)), stack.slot(conn).unwrap());
         let mut mover = Mover::new();
         // Copies that the engine holds back must not count as lost.
@@ -84,7 +87,7 @@ impl Bed {
 
     /// Returns the bytes that have been shown to the stack.
     fn written(&mut self) -> Vec<u8> {
-        self.stack.written(1, self.conn, &mut self.out).unwrap();
+        self.stack.written(Time::from_micros(1), self.conn, &mut self.out).unwrap();
         let mut bytes = Vec::new();
         let all = Next { range: 0..self.shown as u64, fin: false, again: false };
         for (address, len) in self.stack.plan_pieces(&Plan::new(self.conn, 0, &all)).unwrap() {
@@ -144,7 +147,7 @@ fn write_is_limited_to_space() {
 fn memory_is_held_until_last_copy() {
     let mut bed = Bed::new(Mode::Offload, false);
     assert_eq!(bed.write(0..LEN), LEN);
-    bed.stack.abort(2, bed.conn, &mut bed.out);
+    bed.stack.abort(Time::from_micros(2), bed.conn, &mut bed.out);
     bed.writer = None;
     let held = bed.stack.memory_used();
     assert!(bed.stack.filling(bed.conn, 0, 1).is_err(), "it is over");

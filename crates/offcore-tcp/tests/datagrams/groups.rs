@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use offcore_session::datagram::More;
+use offcore_stats::time::Time;
 use offcore_tcp::proto::{Membership, Reuse};
 
 use crate::sharing::{ADDRESS, NONE, STRANGER, Socket};
@@ -14,7 +15,7 @@ const GROUPS: [&str; 2] = ["239.1.2.3", "ff05::1234"];
 fn joins(end: &mut End, socket: &Socket, group: &str) {
     let membership = Membership { group: group.parse().unwrap(), index: 0, address: None };
     let (stack, _) = end.path.call();
-    stack.join_group(1, socket.id, &membership).unwrap();
+    stack.join_group(Time::from_micros(1), socket.id, &membership).unwrap();
 }
 
 fn takes_only_its_groups(end: &mut End, socket: &Socket) {
@@ -43,7 +44,7 @@ fn each_socket_gets_a_copy() {
             Socket::open(end, None, SHARED, ADDRESS).unwrap(),
         ];
         let peer = SocketAddr::new(addresses(1)[usize::from(group.contains(':'))], PORT);
-        end.path.call().0.connect_datagrams(1, others[2].id, Some(peer)).unwrap();
+        end.path.call().0.connect_datagrams(Time::from_micros(1), others[2].id, Some(peer)).unwrap();
         send(&mut world, group, More::default());
         assert!(all.iter_mut().all(|socket| socket.taken().is_empty()), "no socket has joined {group}");
         joins(&mut world.ends[1], &all[1], group);
@@ -133,7 +134,7 @@ fn group_datagram_reports_local_address() {
     let mut world = World::new(false);
     let socket = world.ends[1].socket;
     let membership = Membership { group: GROUPS[0].parse().unwrap(), index: 1, address: None };
-    world.ends[1].path.call().0.join_group(1, socket, &membership).unwrap();
+    world.ends[1].path.call().0.join_group(Time::from_micros(1), socket, &membership).unwrap();
     for to in [GROUPS[0], "10.0.0.255"] {
         let to = SocketAddr::new(to.parse().unwrap(), PORT);
         assert!(world.ends[0].send_with(to, b"x", More { broadcast: true, ..More::default() }));

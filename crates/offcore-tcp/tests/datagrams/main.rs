@@ -14,6 +14,7 @@ mod world;
 use std::net::IpAddr;
 
 use offcore_stats::SplitMix;
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::proto::{AppId, Cause, DropReason, Event};
 use offcore_wire::{Icmpv4, Icmpv6, IpProtocol, Sum, icmpv4, icmpv6};
 
@@ -143,7 +144,7 @@ fn overlapping_fragments_discard_datagram() {
     world.run(|_, frame| vec![frame]);
     assert_eq!(world.ends[1].take(), None);
     assert_eq!(world.ends[1].path.stats().fragments_dropped, 2);
-    world.now += 31_000_000;
+    world.now += Micros::from_secs(31);
     world.run(|_, frame| vec![frame]);
     assert_eq!(
         world.ends[1].path.stats().fragments_dropped,
@@ -163,7 +164,7 @@ fn incomplete_reassembly_times_out() {
         parts[1..].iter().for_each(|part| world.ends[1].receive(now, part));
         world.run(|_, frame| vec![frame]);
         assert!(free(&world) < before, "parts are kept");
-        world.now += 31_000_000;
+        world.now += Micros::from_secs(31);
         world.run(|_, frame| vec![frame]);
         assert_no_buffers_held(&world, before);
         assert_eq!(world.ends[1].take(), None);
@@ -322,7 +323,7 @@ fn port_unreachables_are_rate_limited() {
     frame[40..42].fill(0);
     let mut told = [0; 4];
     for told in &mut told {
-        world.now += 1_000_000;
+        world.now += Micros::from_secs(1);
         let now = world.now;
         for _ in 0..3000 {
             world.ends[1].receive(now, &frame);
@@ -344,7 +345,7 @@ fn malformed_record_closes_only_its_socket() {
         let closed = Event::Closed(end.socket, Cause::Aborted);
         assert_eq!(end.events.iter().filter(|event| **event == closed).count(), 1);
         let (stack, out) = end.path.call();
-        stack.close(1, end.socket, out);
+        stack.close(Time::from_micros(1), end.socket, out);
         assert!(stack.memory_used() <= SLOTS, "its memory is free");
         assert!(stack.open_datagrams(AppId::OWN, None, PORT).is_ok(), "its port, too");
     }
@@ -358,7 +359,7 @@ fn closed_socket_sends_written_data() {
     let end = &mut world.ends[0];
     let socket = end.socket;
     let (stack, out) = end.path.call();
-    stack.close(1, socket, out);
+    stack.close(Time::from_micros(1), socket, out);
     world.run(|_, frame| vec![frame]);
     assert_eq!(world.ends[1].take().unwrap().1, b"the last words");
     assert!(world.ends[0].path.stack.memory_used() <= SLOTS);
@@ -388,7 +389,7 @@ fn unresolved_datagrams_hold_few_buffers() {
     assert!(before - free(&world) <= 2048 / 16, "they hold {} buffers", before - free(&world));
     // A neighbour that is present still receives its datagram.
     world.resolve_neighbours(addresses(2)[0]);
-    world.now += 4_000_000;
+    world.now += Micros::from_secs(4);
     world.run(|_, frame| vec![frame]);
     assert_no_buffers_held(&world, before);
 }
@@ -402,7 +403,7 @@ fn absent_neighbours_leave_room_for_others() {
     }
     // All ARP requests are lost. Then the neighbour is asked again.
     world.run(|_, _| vec![]);
-    world.now += 1_000_000;
+    world.now += Micros::from_secs(1);
     world.run(|_, frame| vec![frame]);
     assert_eq!(world.ends[1].take().unwrap().1, b"first");
 }

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use offcore_session::datagram::{More, PathMtu};
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::proto::Event;
 use offcore_wire::{IpProtocol, Sum, icmpv4, icmpv6};
 
@@ -43,7 +44,7 @@ fn header_fields_are_sent_and_reported() {
     for to in addresses(2) {
         let mut world = World::new(false);
         world.resolve_neighbours(to);
-        world.ends[1].path.stack.set_unix_time(world.now, 1_000_000_000_000_000 + world.now);
+        world.ends[1].path.stack.set_unix_time(world.now, 1_000_000_000_000_000 + world.now.as_micros());
         world.ends[1].path.stack.set_index(0, 77);
         for (hops, tos) in [(0, 0), (7, 0x48), (255, 0xff)] {
             let sent = frames(&mut world, to, 5, More { hops, tos, ..More::default() });
@@ -52,8 +53,12 @@ fn header_fields_are_sent_and_reported() {
             let (header, _) = world.ends[1].take_header().unwrap();
             assert_eq!((header.more.tos, header.more.hops), wire);
             assert_eq!((header.local, header.more.index, header.more.lost), (to, 77, 0));
-            let time = header.more.time - 1_000_000_000_000_000;
-            assert!(time <= world.now && time + 10_000 > world.now, "{time} of {}", world.now);
+            let time = Time::from_micros(header.more.time - 1_000_000_000_000_000);
+            assert!(
+                time <= world.now && time + Micros::from_millis(10) > world.now,
+                "{time:?} of {:?}",
+                world.now
+            );
         }
     }
 }
@@ -119,7 +124,7 @@ fn closed_socket_sends_all_segments() {
     assert!(world.ends[0].send_with((to, PORT).into(), &content(3, 1280), more));
     let socket = world.ends[0].socket;
     let (stack, out) = world.ends[0].path.call();
-    stack.close(1, socket, out);
+    stack.close(Time::from_micros(1), socket, out);
     world.run(|_, frame| vec![frame]);
     assert_eq!(std::iter::from_fn(|| world.ends[1].take()).count(), 128);
 }
@@ -178,7 +183,7 @@ fn path_mtu_is_learned() {
 
         let socket = world.ends[0].socket;
         let peer = Some((to, NOBODY).into());
-        world.ends[0].path.call().0.connect_datagrams(1, socket, peer).unwrap();
+        world.ends[0].path.call().0.connect_datagrams(Time::from_micros(1), socket, peer).unwrap();
         let error = too_long(&mut world, to, 1300);
         world.ends[0].events.clear();
         let now = world.now;
@@ -197,13 +202,13 @@ fn path_mtu_is_learned() {
             assert_eq!(world.ends[0].events, [failed], "{path_mtu:?}");
         }
         // Another socket uses the same path.
-        world.ends[0].path.call().0.connect_datagrams(1, socket, None).unwrap();
+        world.ends[0].path.call().0.connect_datagrams(Time::from_micros(1), socket, None).unwrap();
         let path = 1300 - headers;
         assert_eq!(count(&mut world, path, PathMtu::Do), 1);
         assert_eq!(count(&mut world, path + 1, PathMtu::Do), 0);
         assert_eq!([PathMtu::Want, PathMtu::Ignore].map(|mode| count(&mut world, path + 1, mode)), [2, 2]);
         assert_eq!(count(&mut world, whole, PathMtu::Probe), 1, "PROBE ignores the path MTU");
-        world.now += 601_000_000;
+        world.now += Micros::from_secs(601);
         world.run(|_, frame| vec![frame]);
         world.resolve_neighbours(to);
         assert_eq!(count(&mut world, whole, PathMtu::Do), 1, "the path MTU expires after ten minutes");
@@ -226,7 +231,7 @@ fn expired_path_mtu_is_not_reported() {
     world.ends[0].receive(now, &error);
     world.run(|_, frame| vec![frame]);
     assert_eq!(connect(&mut world), 1300);
-    world.now += 601_000_000;
+    world.now += Micros::from_secs(601);
     assert_eq!(connect(&mut world), MTU as u32);
 }
 

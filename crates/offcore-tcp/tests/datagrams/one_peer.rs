@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::proto::{CallError, DropReason, Event, IfaceConfig, Prefix};
 use offcore_wire::{MacAddr, Sum};
 
@@ -15,7 +16,7 @@ const ECONNREFUSED: u16 = 111;
 
 fn connect(world: &mut World, host: usize, peer: Option<SocketAddr>) -> Result<Option<IpAddr>, CallError> {
     let end = &mut world.ends[host];
-    end.path.call().0.connect_datagrams(1, end.socket, peer)
+    end.path.call().0.connect_datagrams(Time::from_micros(1), end.socket, peer)
 }
 
 /// Takes the errors that host 1's socket was told.
@@ -154,10 +155,14 @@ fn connect_needs_route_to_peer() {
     let (stack, out) = end.path.call();
     let bound = stack.open_datagrams(offcore_tcp::proto::AppId::OWN, Some(ours), 0).unwrap();
     let v6 = SocketAddr::new(addresses(2)[1], 7);
-    assert_eq!(stack.connect_datagrams(1, bound, Some(v6)), Err(CallError::NoRoute), "another family");
-    assert_eq!(stack.connect_datagrams(1, bound, None), Ok(Some(ours)));
-    stack.close(1, bound, out);
-    assert_eq!(stack.connect_datagrams(1, bound, None), Err(CallError::Gone));
+    assert_eq!(
+        stack.connect_datagrams(Time::from_micros(1), bound, Some(v6)),
+        Err(CallError::NoRoute),
+        "another family"
+    );
+    assert_eq!(stack.connect_datagrams(Time::from_micros(1), bound, None), Ok(Some(ours)));
+    stack.close(Time::from_micros(1), bound, out);
+    assert_eq!(stack.connect_datagrams(Time::from_micros(1), bound, None), Err(CallError::Gone));
 }
 
 #[test]
@@ -178,7 +183,7 @@ fn tentative_address_is_never_source() {
         world.ends[1].take().map(|(from, _)| from.ip())
     };
     assert_eq!(sent(&mut world), None);
-    world.now += 1_100_000;
+    world.now += Micros::from_millis(1100);
     world.run(|_, frame| vec![frame]);
     assert_eq!(sent(&mut world), Some(address));
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use offcore_mem::{BURST, Burst, HEADROOM, Hugepages, Pool};
 use offcore_session::{Reader, Writer};
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::proto::{AppId, ConnId, Event, Share};
 use offcore_wire::Sum;
 use offcore_wire::virtio_net::{self, NetHeader, Offloads};
@@ -37,7 +38,7 @@ fn reassembled_datagrams_hold_few_buffers() {
     let mut end = End::shared(2, pool, Share { worker: 0, of: 8 });
     let (before, mut number) = (end.cache.available(), 0u16);
     for round in 0..100 {
-        let now = 3_000_000 + round * 100;
+        let now = Time::from_secs(3) + round * Micros::new(100);
         // One burst comes from the worker's own queue, and one from each ring of the other seven workers.
         for _ in 0..8 {
             let mut burst = Burst::new();
@@ -70,7 +71,7 @@ fn reassembled_datagrams_hold_few_buffers() {
         }
         end.cache.free_all(burst.drain(..));
     }
-    end.turn(40_000_000);
+    end.turn(Time::from_secs(40));
     assert_eq!(end.cache.available(), before);
 }
 
@@ -89,7 +90,7 @@ impl Fifos {
         Self { conn, reader, writer: Writer::new(Arc::clone(memory), slot).unwrap() }
     }
 
-    fn write(&mut self, end: &mut End, now: u64) {
+    fn write(&mut self, end: &mut End, now: Time) {
         if self.writer.space() > 0 {
             self.writer.write(&[0; 256 << 10]);
             let (stack, out) = end.path.call();
@@ -97,7 +98,7 @@ impl Fifos {
         }
     }
 
-    fn read(&mut self, end: &mut End, now: u64) -> usize {
+    fn read(&mut self, end: &mut End, now: Time) -> usize {
         let n = self.reader.available();
         if n > 0 {
             self.reader.consume(n);
@@ -109,7 +110,7 @@ impl Fifos {
 }
 
 /// Receives a frame on interface `iface`, from a port that completes checksums and coalesces segments.
-fn feed(end: &mut End, now: u64, iface: u8, frame: &[u8]) {
+fn feed(end: &mut End, now: Time, iface: u8, frame: &[u8]) {
     let mut packet = end.cache.take_chain(HEADROOM, frame.len()).expect("a buffer for what comes");
     let mut rest = frame;
     for segment in end.cache.pool().segments_mut(&mut packet) {
@@ -151,15 +152,15 @@ fn hung_port_leaves_buffers_to_others() {
         let to = SocketAddr::from(([10, 0, number as u8, 1], 80));
         for _ in 0..CLIENTS {
             let (stack, out) = end.path.call();
-            let conn = stack.connect(1, AppId::OWN, None, to, out).unwrap();
+            let conn = stack.connect(Time::from_micros(1), AppId::OWN, None, to, out).unwrap();
             connections.push(Fifos::new(end, conn));
         }
     }
     let mut accepted: Vec<Fifos> = Vec::new();
     let (all, mut least, mut got, mut longest) = (server.cache.available(), usize::MAX, 0, 0);
-    let mut wires: [VecDeque<(u64, Vec<u8>)>; 2] = Default::default();
-    for now in (1..3_000_000).step_by(1000) {
-        let hung = now > 1_500_000;
+    let mut wires: [VecDeque<(Time, Vec<u8>)>; 2] = Default::default();
+    for now in (1..3_000_000).step_by(1000).map(Time::from_micros) {
+        let hung = now > Time::from_millis(1500);
         while let Some(conn) = server.path.call().0.accept(listener) {
             accepted.push(Fifos::new(&mut server, conn));
         }
@@ -173,7 +174,7 @@ fn hung_port_leaves_buffers_to_others() {
             for fifos in &mut connections[number] {
                 let read = fifos.read(client, now);
                 // After half a second, all data that the hung port blocks is known to be lost.
-                got += if number == 1 && now > 2_000_000 { read } else { 0 };
+                got += if number == 1 && now > Time::from_secs(2) { read } else { 0 };
             }
             for frame in client.turn(now) {
                 feed(&mut server, now, number as u8, &frame);
@@ -181,7 +182,7 @@ fn hung_port_leaves_buffers_to_others() {
             let wire = &mut wires[number];
             if !hung || number == 1 {
                 let frames = sent(&mut server, number as u8).into_iter();
-                wire.extend(frames.map(|frame| (now + 5_000, frame)));
+                wire.extend(frames.map(|frame| (now + Micros::from_millis(5), frame)));
             }
             while let Some((_, frame)) = wire.pop_front_if(|(at, _)| *at <= now) {
                 feed(client, now, 0, &frame);
@@ -213,13 +214,13 @@ fn answers_wait_for_hung_port() {
         let conn = stack.connect(now, AppId::OWN, None, ([10, 0, 0, 1], 80).into(), out).unwrap();
         Fifos::new(client, conn)
     };
-    let mut connections = vec![connect(&mut client, 1)];
+    let mut connections = vec![connect(&mut client, Time::from_micros(1))];
     let (mut accepted, mut got, mut longest) = (Vec::new(), 0, 0);
-    for now in (1..900_000).step_by(1000) {
-        if now == 100_001 {
+    for now in (1..900_000).step_by(1000).map(Time::from_micros) {
+        if now == Time::from_micros(100_001) {
             connections.extend((1..CLIENTS).map(|_| connect(&mut client, now)));
         }
-        if now == 300_001 {
+        if now == Time::from_micros(300_001) {
             connections.iter_mut().for_each(|fifos| fifos.write(&mut client, now));
         }
         for frame in client.turn(now) {
@@ -233,7 +234,8 @@ fn answers_wait_for_hung_port() {
             ctx.mover.poll(ctx.clock);
             path.turn(ctx, now, BURST);
         });
-        let hung = (100_000..150_000).contains(&now) || (300_000..350_000).contains(&now);
+        let hung =
+            (100_000..150_000).contains(&now.as_micros()) || (300_000..350_000).contains(&now.as_micros());
         longest = longest.max(server.path.to_send(0).len());
         let frames = if hung { Vec::new() } else { sent(&mut server, 0) };
         frames.iter().for_each(|frame| feed(&mut client, now, 0, frame));
@@ -259,10 +261,10 @@ fn datagrams_wait_for_hung_port() {
     let mut other = Socket::open(&mut server, None, 99, NONE).unwrap();
     let peers = [0, 1].map(|number| SocketAddr::from(([10, 0, number, 2], PORT)));
     let (mut sent_by, mut got, mut meanwhile) = ([0; 2], [0; 2], 0);
-    for now in (1..600_000).step_by(1000) {
-        let hung = (100_000..300_000).contains(&now);
+    for now in (1..600_000).step_by(1000).map(Time::from_micros) {
+        let hung = (100_000..300_000).contains(&now.as_micros());
         // The first datagrams trigger neighbour resolution.
-        let most = if now < 50_000 { 1 } else { DATAGRAMS };
+        let most = if now < Time::from_millis(50) { 1 } else { DATAGRAMS };
         while sent_by[0] < most && server.send(peers[0], b"here") {
             sent_by[0] += 1;
         }
@@ -277,7 +279,7 @@ fn datagrams_wait_for_hung_port() {
         for (number, client) in clients.iter_mut().enumerate() {
             let answers = client.turn(now);
             answers.iter().for_each(|frame| feed(&mut server, now, number as u8, frame));
-            if number == 1 || !(50_000..300_000).contains(&now) {
+            if number == 1 || !(50_000..300_000).contains(&now.as_micros()) {
                 let frames = sent(&mut server, number as u8);
                 frames.iter().for_each(|frame| client.receive(now, frame));
             }
@@ -300,10 +302,11 @@ fn datagrams_leave_room_to_streams() {
     let mut client = End::streaming(&[[10, 0, 0, 2]], pools[1]);
     let listener = server.path.call().0.listen(AppId::OWN, None, 80, 16, false).unwrap();
     let (stack, out) = client.path.call();
-    let conn = stack.connect(1, AppId::OWN, None, ([10, 0, 0, 1], 80).into(), out).unwrap();
+    let conn =
+        stack.connect(Time::from_micros(1), AppId::OWN, None, ([10, 0, 0, 1], 80).into(), out).unwrap();
     let mut connection = Fifos::new(&mut client, conn);
     let (mut accepted, mut got, mut datagrams) = (Vec::new(), 0, 0);
-    for now in (1..400_000).step_by(1000) {
+    for now in (1..400_000).step_by(1000).map(Time::from_micros) {
         while let Some(conn) = server.path.call().0.accept(listener) {
             accepted.push(Fifos::new(&mut server, conn));
         }

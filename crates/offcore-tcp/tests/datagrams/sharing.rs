@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use offcore_session::Datagrams;
 use offcore_session::datagram::Header;
+use offcore_stats::time::Time;
 use offcore_tcp::proto::{AppId, CallError, ConnId, Reuse};
 
 use crate::world::{End, World, addresses};
@@ -39,12 +40,12 @@ impl Socket {
         let local = if to.is_ipv4() { [0; 4].into() } else { [0u16; 8].into() };
         assert!(self.datagrams.send(&Header::new(4, to, local), b"here"));
         let (stack, out) = end.path.call();
-        stack.written(1, self.id, out).unwrap();
+        stack.written(Time::from_micros(1), self.id, out).unwrap();
     }
 
     pub(crate) fn close(self, end: &mut End) {
         let (stack, out) = end.path.call();
-        stack.close(1, self.id, out);
+        stack.close(Time::from_micros(1), self.id, out);
     }
 
     /// Returns the senders of all received datagrams.
@@ -123,7 +124,7 @@ fn connected_socket_excludes_other_users() {
     let end = &mut world.ends[1];
     let connected = Socket::open(end, None, SHARED, NONE).unwrap();
     let peer = SocketAddr::new(addresses(1)[0], 9);
-    end.path.call().0.connect_datagrams(1, connected.id, Some(peer)).unwrap();
+    end.path.call().0.connect_datagrams(Time::from_micros(1), connected.id, Some(peer)).unwrap();
     // Only the user of the socket may rely on its connection, which can change.
     assert_eq!(Socket::open(end, Some("::"), SHARED, STRANGER).err(), Some(CallError::InUse));
     assert!(Socket::open(end, Some("::"), SHARED, NONE).is_ok());
@@ -143,7 +144,7 @@ fn closest_match_receives() {
     assert_eq!([older.taken().len(), newer.taken().len()], [0, 1], "the newest of one address");
     let peer = SocketAddr::new(addresses(1)[0], world.port_of(0, near.id));
     let connect = |world: &mut World, socket: &Socket, peer| {
-        world.ends[1].path.call().0.connect_datagrams(1, socket.id, peer)
+        world.ends[1].path.call().0.connect_datagrams(Time::from_micros(1), socket.id, peer)
     };
     assert_eq!(connect(&mut world, &all, Some(peer)), Ok(Some(to)));
     send(&mut world, &mut near, &[to]);
@@ -183,7 +184,7 @@ fn connected_socket_frees_its_port() {
         send(&mut world, client, &[to]);
         let [peer] = waiting.taken()[..] else { panic!("one has come") };
         let (stack, _) = world.ends[1].path.call();
-        stack.connect_datagrams(1, waiting.id, Some(peer)).unwrap();
+        stack.connect_datagrams(Time::from_micros(1), waiting.id, Some(peer)).unwrap();
         servers.push(waiting);
         waiting = Socket::open(&mut world.ends[1], None, SHARED, ADDRESS).unwrap();
     }
@@ -210,7 +211,7 @@ fn reuse_port_spreads_clients() {
         rounds.push(servers.each_mut().map(|server| {
             let mut taken = server.taken();
             let (stack, out) = world.ends[1].path.call();
-            stack.consumed(1, server.id, out).unwrap();
+            stack.consumed(Time::from_micros(1), server.id, out).unwrap();
             taken.sort();
             taken
         }));

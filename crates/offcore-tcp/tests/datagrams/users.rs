@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use offcore_session::Datagrams;
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::proto::{AppMemory, ConnId, DropReason};
 
 use crate::world::{End, World, addresses};
 
-/// Microseconds between two turns of the worker.
-const TURN: u64 = 100;
+/// Time between two turns of the worker.
+const TURN: Micros = Micros::new(100);
 /// Number of turns of the worker in a test.
 const TURNS: u64 = 2000;
 
@@ -38,12 +39,12 @@ fn users(world: &mut World, count: u16) -> Vec<User> {
     };
     let users = (0..count).map(open).collect();
     // After this time, the work of the set-up no longer counts.
-    world.ends[1].turn(5_000_000);
+    world.ends[1].turn(Time::from_secs(5));
     users
 }
 
 impl User {
-    fn read(&mut self, end: &mut End, now: u64) {
+    fn read(&mut self, end: &mut End, now: Time) {
         while self.datagrams.receive(&mut [0; 1000]).is_some() {
             self.received += 1;
         }
@@ -63,13 +64,13 @@ fn drops(counts: [u64; 2], has_idle_time: bool) -> u64 {
     let mut users = users(&mut world, 2);
     let end = &mut world.ends[1];
     for turn in 1..=TURNS {
-        let now = 10_000_000 + TURN * turn;
+        let now = Time::from_secs(10) + TURN * turn;
         for (user, count) in users.iter().zip(counts) {
             (0..count).for_each(|_| end.receive(now, &user.frame));
         }
         end.turn(now);
         if has_idle_time {
-            end.turn(now + 10);
+            end.turn(now + Micros::new(10));
         }
         users.iter_mut().for_each(|user| user.read(end, now));
     }
@@ -89,12 +90,12 @@ fn busy_worker_drops_datagrams_above_share() {
 /// Sends 20 datagrams in each turn to a heavy user, and one in 100 turns to each of some light users. The worker has
 /// time for exactly that, or is always busy, with calls that take this time in each turn. Returns the percentage that
 /// the heavy user receives.
-fn received_beside(light: u16, calls: Option<u64>) -> u64 {
+fn received_beside(light: u16, calls: Option<Micros>) -> u64 {
     let mut world = World::new(false);
     let mut users = users(&mut world, 1 + light);
     let end = &mut world.ends[1];
     for turn in 1..=TURNS {
-        let now = 10_000_000 + TURN * turn;
+        let now = Time::from_secs(10) + TURN * turn;
         if turn % 100 == 0 {
             users[1..].iter().for_each(|user| end.receive(now, &user.frame));
         }
@@ -116,12 +117,12 @@ fn received_beside(light: u16, calls: Option<u64>) -> u64 {
 #[test]
 fn light_users_leave_work_to_heavy_user() {
     for light in [1, 10] {
-        for (calls, least) in [(None, 75), (Some(0), 25), (Some(TURN * 2 / 3), 100)] {
+        for (calls, least) in [(None, 75), (Some(Micros::ZERO), 25), (Some(TURN * 2 / 3), 100)] {
             let received = received_beside(light, calls);
             assert!(received >= least, "{received} % beside {light} users, calls {calls:?}");
         }
     }
-    assert_eq!(received_beside(0, Some(0)), 100);
+    assert_eq!(received_beside(0, Some(Micros::ZERO)), 100);
 }
 
 #[test]
@@ -129,20 +130,20 @@ fn limit_ends_without_competition() {
     let mut world = World::new(false);
     let mut users = users(&mut world, 2);
     let end = &mut world.ends[1];
-    let mut turn = |end: &mut End, now: u64, counts: [usize; 2]| {
+    let mut turn = |end: &mut End, now: Time, counts: [usize; 2]| {
         for (user, count) in users.iter().zip(counts) {
             (0..count).for_each(|_| end.receive(now, &user.frame));
         }
         end.turn(now);
         users.iter_mut().for_each(|user| user.read(end, now));
     };
-    (1..=200).for_each(|number| turn(end, 10_000_000 + TURN * number, [20, 2]));
+    (1..=200).for_each(|number| turn(end, Time::from_secs(10) + TURN * number, [20, 2]));
     let before = dropped(end);
     assert!(before > 0);
     // The worker gets one burst per second, and sleeps between the bursts.
     for second in 11..=20 {
-        turn(end, second * 1_000_000, [0, 0]);
-        turn(end, second * 1_000_000 + TURN, [20, 0]);
+        turn(end, Time::from_secs(second), [0, 0]);
+        turn(end, Time::from_secs(second) + TURN, [20, 0]);
     }
     assert_eq!(dropped(end), before);
 }

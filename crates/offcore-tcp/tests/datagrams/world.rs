@@ -10,6 +10,7 @@ use offcore_mem::{BURST, Burst, HEADROOM, Hugepages, Pool, PoolCache};
 use offcore_session::datagram::{Header, More};
 use offcore_session::{Datagrams, Segments, Writer};
 use offcore_stats::StageClock;
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::path::Path;
 use offcore_tcp::proto::{AppId, Config, ConnId, Event, IfaceConfig, Out, Prefix, Share, Stack};
 use offcore_wire::MacAddr;
@@ -80,7 +81,11 @@ impl End {
         let mut out = Out::default();
         for (number, addresses) in ifaces.into_iter().enumerate() {
             let mac = MacAddr([2, 0, 0, 0, number as u8, last]);
-            stack.add_iface(1, &IfaceConfig { mac, mtu: MTU, addresses, routes: Vec::new() }, &mut out);
+            stack.add_iface(
+                Time::from_micros(1),
+                &IfaceConfig { mac, mtu: MTU, addresses, routes: Vec::new() },
+                &mut out,
+            );
         }
         let socket = stack.open_datagrams(AppId::OWN, None, PORT).unwrap();
         let datagrams = Datagrams::new(stack.memory(AppId::OWN), stack.slot(socket).unwrap()).unwrap();
@@ -102,7 +107,7 @@ impl End {
     }
 
     /// Receives a frame, in a chain of as many buffers as it needs.
-    pub(crate) fn receive(&mut self, now: u64, frame: &[u8]) {
+    pub(crate) fn receive(&mut self, now: Time, frame: &[u8]) {
         let mut packet = self.cache.take_chain(HEADROOM, frame.len()).unwrap();
         let mut rest = frame;
         for segment in self.cache.pool().segments_mut(&mut packet) {
@@ -116,7 +121,7 @@ impl End {
     }
 
     /// Runs one turn and returns the frames that it sends.
-    pub(crate) fn turn(&mut self, now: u64) -> Vec<Vec<u8>> {
+    pub(crate) fn turn(&mut self, now: Time) -> Vec<Vec<u8>> {
         // Copies take several turns, so that later copies overtake them.
         self.turns += 1;
         if self.turns.is_multiple_of(COPYING) {
@@ -145,11 +150,11 @@ impl End {
         let Self { path, datagrams, .. } = self;
         let (stack, out) = path.call();
         let mut sent = datagrams.send(&header, payload);
-        stack.written(1, self.socket, out).unwrap();
+        stack.written(Time::from_micros(1), self.socket, out).unwrap();
         if !sent {
             // The stack has seen the request for room now.
             sent = datagrams.send(&header, payload);
-            stack.written(1, self.socket, out).unwrap();
+            stack.written(Time::from_micros(1), self.socket, out).unwrap();
         }
         sent
     }
@@ -160,7 +165,7 @@ impl End {
         let slot = stack.slot(self.socket).unwrap();
         let mut writer = Writer::new(Arc::clone(stack.memory(AppId::OWN)), slot).unwrap();
         assert!(writer.write_all(&[bytes]));
-        stack.written(1, self.socket, out).unwrap();
+        stack.written(Time::from_micros(1), self.socket, out).unwrap();
     }
 
     /// Takes the oldest received datagram.
@@ -174,7 +179,7 @@ impl End {
         let header = self.datagrams.receive(&mut bytes)?;
         bytes.truncate(header.len.into());
         let (stack, out) = self.path.call();
-        stack.consumed(1, self.socket, out).unwrap();
+        stack.consumed(Time::from_micros(1), self.socket, out).unwrap();
         Some((header, bytes))
     }
 
@@ -189,7 +194,7 @@ impl End {
 /// Both hosts.
 pub(crate) struct World {
     pub(crate) ends: [End; 2],
-    pub(crate) now: u64,
+    pub(crate) now: Time,
 }
 
 impl World {
@@ -197,10 +202,10 @@ impl World {
     pub(crate) fn new(by_engine: bool) -> Self {
         let pool = Pool::new(2048, 2048, Hugepages::None).unwrap();
         let ends = [1, 2].map(|last| End::new(last, by_engine, pool));
-        let mut world = Self { ends, now: 1 };
+        let mut world = Self { ends, now: Time::from_micros(1) };
         // Duplicate address detection of IPv6 takes some time.
         world.run(|_, frame| vec![frame]);
-        world.now = 2_000_000;
+        world.now = Time::from_secs(2);
         world.run(|_, frame| vec![frame]);
         world
     }
@@ -209,7 +214,7 @@ impl World {
     pub(crate) fn run(&mut self, mut wire: impl FnMut(usize, Vec<u8>) -> Vec<Vec<u8>>) {
         let mut quiet = 0;
         while quiet < 2 * COPYING {
-            self.now += 10;
+            self.now += Micros::new(10);
             let mut busy = false;
             for from in 0..2 {
                 for frame in self.ends[from].turn(self.now) {

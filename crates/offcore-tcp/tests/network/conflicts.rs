@@ -2,24 +2,25 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::proto::{AppId, CallError, Event};
 use offcore_wire::{Arp, ArpOperation, MacAddr};
 
 use crate::station::{OWN_MAC, PEER_MAC, Station, arp_frame, arp_in};
 
-const SECOND: u64 = 1_000_000;
+const SECOND: Micros = Micros::from_secs(1);
 const OWN: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 9);
 const NONE: Ipv4Addr = Ipv4Addr::UNSPECIFIED;
 
 fn probing() -> Station {
     let mut station = Station::new(&["10.0.0.2/24"], &[]);
-    station.stack.detect_conflicts(1, 0);
+    station.stack.detect_conflicts(Time::from_micros(1), 0);
     station
 }
 
 /// Returns the times of the sent ARP requests for our address, and whether each was a probe.
-fn requests(station: &mut Station) -> Vec<(u64, bool)> {
+fn requests(station: &mut Station) -> Vec<(Time, bool)> {
     let sent = std::mem::take(&mut station.sent);
     let requests = sent.iter().filter_map(|(at, frame)| {
         let message = arp_in(frame)?;
@@ -38,18 +39,24 @@ fn message(operation: ArpOperation, sender_ip: Ipv4Addr, target_ip: Ipv4Addr) ->
 #[test]
 fn address_is_probed_then_announced() {
     let mut station = probing();
-    station.run_to(10 * SECOND);
+    station.run_to(Time::from_secs(10));
     let sent = requests(&mut station);
-    let claimed = 1 + 120_000;
-    let expected =
-        [(1, true), (40_001, true), (80_001, true), (claimed, false), (claimed + 2 * SECOND, false)];
+    let at = Time::from_micros;
+    let claimed = at(120_001);
+    let expected = [
+        (at(1), true),
+        (at(40_001), true),
+        (at(80_001), true),
+        (claimed, false),
+        (claimed + 2 * SECOND, false),
+    ];
     assert_eq!(sent, expected);
 }
 
 #[test]
 fn probed_address_is_not_used() {
     let mut station = probing();
-    station.run_to(60_000);
+    station.run_to(Time::from_millis(60));
     requests(&mut station);
     assert!(station.stack.is_probing());
     station.receive(&message(ArpOperation::Request, PEER, OWN));
@@ -57,7 +64,7 @@ fn probed_address_is_not_used() {
     let to = "10.0.0.9:80".parse().unwrap();
     let refused = station.stack.connect(station.now, AppId::OWN, None, to, &mut station.out);
     assert_eq!(refused, Err(CallError::Tentative));
-    station.run_to(200_000);
+    station.run_to(Time::from_millis(200));
     requests(&mut station);
     assert!(!station.stack.is_probing());
     station.receive(&message(ArpOperation::Request, PEER, OWN));
@@ -73,32 +80,32 @@ fn duplicate_address_is_not_used() {
         message(ArpOperation::Request, NONE, OWN),
     ] {
         let mut station = probing();
-        station.run_to(50_000);
+        station.run_to(Time::from_millis(50));
         station.receive(&conflict);
         let told = Event::AddressConflict { iface: 0, address: IpAddr::V4(OWN), mac: PEER_MAC };
         assert_eq!(station.out.events, [told]);
-        station.run_to(SECOND);
+        station.run_to(Time::from_secs(1));
         assert!(requests(&mut station).iter().all(|(_, is_probe)| *is_probe), "nothing is announced");
         station.receive(&message(ArpOperation::Request, PEER, OWN));
         assert_eq!(station.frames(), [[0; 0]; 0]);
         // The conflicting host may have left, so the address is probed again a minute later.
-        station.run_to(70 * SECOND);
+        station.run_to(Time::from_secs(70));
         let again = requests(&mut station);
         assert_eq!(
             again.iter().map(|(_, is_probe)| *is_probe).collect::<Vec<_>>(),
             [true, true, true, false, false]
         );
-        assert_eq!(again[0].0, 50_000 + 60 * SECOND);
+        assert_eq!(again[0].0, Time::from_millis(50) + 60 * SECOND);
     }
 }
 
 #[test]
 fn foreign_probe_is_not_a_conflict() {
     let mut station = probing();
-    station.run_to(50_000);
+    station.run_to(Time::from_millis(50));
     station.receive(&message(ArpOperation::Request, NONE, PEER));
     station.receive(&message(ArpOperation::Request, PEER, OWN));
-    station.run_to(SECOND);
+    station.run_to(Time::from_secs(1));
     assert_eq!(station.out.events, []);
     assert!(requests(&mut station).iter().any(|(_, is_probe)| !is_probe));
 }
@@ -106,11 +113,11 @@ fn foreign_probe_is_not_a_conflict() {
 #[test]
 fn address_is_defended_every_ten_seconds() {
     let mut station = probing();
-    station.run_to(5 * SECOND);
+    station.run_to(Time::from_secs(5));
     requests(&mut station);
     for _ in 0..250 {
         station.receive(&message(ArpOperation::Reply, OWN, NONE));
         station.run_to(station.now + SECOND / 10);
     }
-    assert_eq!(requests(&mut station), [(5 * SECOND, false), (15 * SECOND, false), (25 * SECOND, false)]);
+    assert_eq!(requests(&mut station), [5, 15, 25].map(|second| (Time::from_secs(second), false)));
 }

@@ -2,19 +2,20 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::proto::{AppId, Event, Origin};
 use offcore_wire::{Arp, ArpOperation, Ipv4Packet, MacAddr, Sum};
 
 use crate::station::{OWN_MAC, PEER_MAC, Station, address, arp_frame, arp_in, packet, prefix};
 
-pub(crate) const SECOND: u64 = 1_000_000;
+pub(crate) const SECOND: Micros = Micros::from_secs(1);
 const SERVER: &str = "10.0.0.1";
 pub(crate) const YIADDR: [u8; 4] = [10, 0, 0, 7];
 
 /// A message of the client: its type, its options by number, and its addresses.
 #[derive(Debug)]
 pub(crate) struct Asked {
-    at: u64,
+    at: Time,
     pub(crate) kind: u8,
     pub(crate) xid: [u8; 4],
     client: [u8; 4],
@@ -35,7 +36,7 @@ pub(crate) fn asked(station: &mut Station) -> Vec<Asked> {
     sent.iter().filter_map(|(at, frame)| read(*at, frame)).collect()
 }
 
-fn read(at: u64, frame: &[u8]) -> Option<Asked> {
+fn read(at: Time, frame: &[u8]) -> Option<Asked> {
     let ip = Ipv4Packet::new_checked(frame.get(14..).filter(|_| frame[12..14] == [8, 0])?).ok()?;
     let udp = ip.payload();
     if udp.get(..4)? != [0, 68, 0, 67] {
@@ -82,8 +83,8 @@ pub(crate) const OPTIONS: [u8; 22] =
 
 fn client() -> Station {
     let mut station = Station::new(&[], &[]);
-    station.stack.start_dhcp(1, 0);
-    station.run_to(1);
+    station.stack.start_dhcp(Time::from_micros(1), 0);
+    station.run_to(Time::from_micros(1));
     station
 }
 
@@ -92,10 +93,10 @@ pub(crate) fn bound() -> Station {
     let mut station = client();
     let discover = asked(&mut station).pop().unwrap();
     station.receive(&reply(2, discover.xid, "255.255.255.255", &OPTIONS));
-    station.run_to(station.now + 1);
+    station.run_to(station.now + Micros::new(1));
     let request = asked(&mut station).pop().unwrap();
     station.receive(&reply(5, request.xid, "255.255.255.255", &OPTIONS));
-    station.run_to(SECOND);
+    station.run_to(Time::from_secs(1));
     let leased = Event::Address { iface: 0, address: IpAddr::from(YIADDR), held: true };
     assert_eq!(std::mem::take(&mut station.out.events), [leased]);
     station.sent.clear();
@@ -127,16 +128,16 @@ fn lease_is_requested_probed_and_used() {
     assert_eq!(station.stack.awaits_address(), Some(0), "programs wait for the address");
     assert!(station.stack.awaits_route(address("192.0.2.1")));
     station.receive(&reply(2, discover.xid, "255.255.255.255", &OPTIONS));
-    station.run_to(2);
+    station.run_to(Time::from_micros(2));
     let request = asked(&mut station).pop().unwrap();
     assert_eq!(
         (request.kind, request.option(50), request.option(54)),
         (3, Some(&YIADDR[..]), Some(&[10, 0, 0, 1][..]))
     );
     station.receive(&reply(5, request.xid, "255.255.255.255", &OPTIONS));
-    station.run_to(60_000);
+    station.run_to(Time::from_millis(60));
     assert!(!answers(&mut station), "the address is probed first");
-    station.run_to(SECOND);
+    station.run_to(Time::from_secs(1));
     assert!(answers(&mut station) && station.stack.awaits_address().is_none());
     // Packets go to the router, and segments fit the MTU.
     station
@@ -152,8 +153,8 @@ fn lease_is_requested_probed_and_used() {
 #[test]
 fn discover_retransmission_backs_off() {
     let mut station = client();
-    station.run_to(400 * SECOND);
-    let times: Vec<u64> = asked(&mut station).iter().map(|asked| asked.at / SECOND).collect();
+    station.run_to(Time::from_secs(400));
+    let times: Vec<u64> = asked(&mut station).iter().map(|asked| asked.at.as_secs()).collect();
     let gaps: Vec<u64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
     let near = |gap: u64, wait: u64| gap + 2 >= wait && gap <= wait + 2;
     assert!(gaps.iter().zip([4, 8, 16, 32, 64, 64]).all(|(gap, wait)| near(*gap, wait)), "{gaps:?}");
@@ -162,31 +163,34 @@ fn discover_retransmission_backs_off() {
 #[test]
 fn renewal_is_unicast_to_server() {
     let mut station = bound();
-    station.run_to(299 * SECOND);
+    station.run_to(Time::from_secs(299));
     assert!(asked(&mut station).is_empty());
-    station.run_to(301 * SECOND);
+    station.run_to(Time::from_secs(301));
     assert_eq!(station.answer_arp(), [address(SERVER)]);
-    station.run_to(303 * SECOND);
+    station.run_to(Time::from_secs(303));
     let renewal = asked(&mut station).pop().unwrap();
     assert_eq!((renewal.kind, renewal.client, renewal.station), (3, YIADDR, PEER_MAC.0));
     assert_eq!(renewal.from_to, [Ipv4Addr::from(YIADDR), [10, 0, 0, 1].into()]);
     assert_eq!((renewal.option(50), renewal.option(54)), (None, None), "RFC 2131, 4.3.2");
     station.receive(&reply(5, renewal.xid, "10.0.0.7", &OPTIONS));
-    station.run_to(599 * SECOND);
+    station.run_to(Time::from_secs(599));
     assert!(asked(&mut station).is_empty() && answers(&mut station));
 }
 
 #[test]
 fn address_expires_with_its_lease() {
     let mut station = bound();
-    station.run_to(599 * SECOND);
+    station.run_to(Time::from_secs(599));
     let requests = asked(&mut station);
     let by_broadcast = requests.iter().find(|asked| asked.station == [0xff; 6]).unwrap();
-    assert!(by_broadcast.at >= 524 * SECOND && by_broadcast.client == YIADDR, "{by_broadcast:?}");
+    assert!(
+        by_broadcast.at >= Time::ZERO + 524 * SECOND && by_broadcast.client == YIADDR,
+        "{by_broadcast:?}"
+    );
     assert!(answers(&mut station));
     assert!(!station.stack.awaits_route(address("2001:db8::1")));
     assert!(!station.stack.awaits_route(address("192.0.2.1")));
-    station.run_to(602 * SECOND);
+    station.run_to(Time::from_secs(602));
     assert!(!answers(&mut station));
     assert!(station.stack.awaits_route(address("192.0.2.1")), "the next lease may have a router");
     assert_eq!(station.out.events, [Event::Address { iface: 0, address: IpAddr::from(YIADDR), held: false }]);
@@ -196,12 +200,12 @@ fn address_expires_with_its_lease() {
 #[test]
 fn dhcpnak_restarts_discovery() {
     let mut station = bound();
-    station.run_to(301 * SECOND);
+    station.run_to(Time::from_secs(301));
     station.answer_arp();
-    station.run_to(303 * SECOND);
+    station.run_to(Time::from_secs(303));
     let renewal = asked(&mut station).pop().unwrap();
     station.receive(&reply(6, renewal.xid, "10.0.0.7", &[]));
-    station.run_to(304 * SECOND);
+    station.run_to(Time::from_secs(304));
     assert!(!answers(&mut station));
     assert_eq!(asked(&mut station).pop().unwrap().kind, 1);
 }
@@ -211,10 +215,10 @@ fn duplicate_address_is_declined() {
     let mut station = client();
     let discover = asked(&mut station).pop().unwrap();
     station.receive(&reply(2, discover.xid, "255.255.255.255", &OPTIONS));
-    station.run_to(2);
+    station.run_to(Time::from_micros(2));
     let request = asked(&mut station).pop().unwrap();
     station.receive(&reply(5, request.xid, "255.255.255.255", &OPTIONS));
-    station.run_to(50_000);
+    station.run_to(Time::from_millis(50));
     let claim = Arp {
         operation: ArpOperation::Reply,
         sender_mac: PEER_MAC,
@@ -223,12 +227,12 @@ fn duplicate_address_is_declined() {
         target_ip: Ipv4Addr::UNSPECIFIED,
     };
     station.receive(&arp_frame(OWN_MAC, &claim));
-    station.run_to(SECOND);
+    station.run_to(Time::from_secs(1));
     let decline = asked(&mut station).pop().unwrap();
     assert_eq!((decline.kind, decline.option(50)), (4, Some(&YIADDR[..])));
-    station.run_to(9 * SECOND);
+    station.run_to(Time::from_secs(9));
     assert!(asked(&mut station).is_empty(), "ten seconds pass (RFC 2131, 3.1)");
-    station.run_to(12 * SECOND);
+    station.run_to(Time::from_secs(12));
     assert_eq!(asked(&mut station).pop().unwrap().kind, 1);
 }
 
@@ -238,34 +242,34 @@ fn foreign_replies_are_ignored() {
     let discover = asked(&mut station).pop().unwrap();
     station.receive(&reply(2, [1, 2, 3, 4], "255.255.255.255", &OPTIONS));
     station.receive(&reply(5, discover.xid, "255.255.255.255", &OPTIONS));
-    station.run_to(SECOND);
+    station.run_to(Time::from_secs(1));
     assert!(asked(&mut station).is_empty());
 }
 
 #[test]
 fn dhcpnak_of_other_server_is_ignored() {
     let mut station = bound();
-    station.run_to(301 * SECOND);
+    station.run_to(Time::from_secs(301));
     station.answer_arp();
-    station.run_to(303 * SECOND);
+    station.run_to(Time::from_secs(303));
     let renewal = asked(&mut station).pop().unwrap();
     let mut refusal = reply(6, renewal.xid, "10.0.0.7", &[]);
     // The server identifier follows the headers, the fixed fields and the message type.
     assert_eq!(refusal[285..291], [54, 4, 10, 0, 0, 1]);
     refusal[290] = 2;
     station.receive(&refusal);
-    station.run_to(304 * SECOND);
+    station.run_to(Time::from_secs(304));
     assert!(answers(&mut station));
 }
 
 #[test]
 fn offer_of_own_address_is_ignored() {
     let mut station = Station::new(&["10.0.0.7/24"], &[]);
-    station.stack.start_dhcp(1, 0);
-    station.run_to(1);
+    station.stack.start_dhcp(Time::from_micros(1), 0);
+    station.run_to(Time::from_micros(1));
     let discover = asked(&mut station).pop().unwrap();
     station.receive(&reply(2, discover.xid, "255.255.255.255", &OPTIONS));
-    station.run_to(SECOND);
+    station.run_to(Time::from_secs(1));
     assert!(asked(&mut station).is_empty() && answers(&mut station));
 }
 
@@ -285,7 +289,7 @@ fn zero_lease_time_is_rate_limited() {
             let kind = if asked.kind == 1 { 2 } else { 5 };
             station.receive(&reply(kind, asked.xid, "255.255.255.255", &hasty));
         }
-        station.run_to(tenth * SECOND / 10);
+        station.run_to(Time::from_millis(tenth * 100));
     }
     assert!(answers(&mut station));
     assert!((8..=16).contains(&requests), "{requests} messages in a minute");
@@ -301,7 +305,7 @@ fn repeated_dhcpnaks_are_rate_limited() {
             let kind = if asked.kind == 1 { 2 } else { 6 };
             station.receive(&reply(kind, asked.xid, "255.255.255.255", &OPTIONS));
         }
-        station.run_to(hundredth * SECOND / 100);
+        station.run_to(Time::from_millis(hundredth * 10));
     }
     assert!((100..=130).contains(&messages), "{messages} messages in a minute");
 }
@@ -317,7 +321,7 @@ fn invalid_offered_addresses_are_ignored() {
         assert_eq!(offer[58..62], YIADDR);
         offer[58..62].copy_from_slice(&yours);
         station.receive(&offer);
-        station.run_to(SECOND);
+        station.run_to(Time::from_secs(1));
         assert!(asked(&mut station).is_empty(), "{yours:?}");
     }
 }
@@ -326,14 +330,14 @@ fn invalid_offered_addresses_are_ignored() {
 fn static_routes_outlive_lease() {
     let gateway = offcore_tcp::proto::Route::default_by(address("10.0.0.254"));
     let mut station = Station::new(&["10.0.0.9/24"], &[gateway]);
-    station.stack.start_dhcp(1, 0);
-    station.run_to(1);
+    station.stack.start_dhcp(Time::from_micros(1), 0);
+    station.run_to(Time::from_micros(1));
     let discover = asked(&mut station).pop().unwrap();
     station.receive(&reply(2, discover.xid, "255.255.255.255", &OPTIONS));
-    station.run_to(station.now + 1);
+    station.run_to(station.now + Micros::new(1));
     let request = asked(&mut station).pop().unwrap();
     station.receive(&reply(5, request.xid, "255.255.255.255", &OPTIONS));
-    station.run_to(602 * SECOND);
+    station.run_to(Time::from_secs(602));
     assert!(!answers(&mut station), "the lease has ended");
     station.sent.clear();
     let peer = "192.0.2.1:80".parse().unwrap();
@@ -351,7 +355,7 @@ fn lease_is_released_on_exit() {
     assert_eq!((release.kind, release.client, release.station), (7, YIADDR, PEER_MAC.0));
     assert_eq!(release.from_to, [Ipv4Addr::from(YIADDR), [10, 0, 0, 1].into()]);
     assert_eq!((release.option(54), release.option(55)), (Some(&[10, 0, 0, 1][..]), None), "RFC 2131, 4.4.1");
-    station.run_to(400 * SECOND);
+    station.run_to(Time::from_secs(400));
     assert!(asked(&mut station).is_empty() && !answers(&mut station));
 }
 
@@ -363,10 +367,10 @@ fn interface_info_shows_lease() {
     let discover = asked(&mut station).pop().unwrap();
     let options = [&OPTIONS[..], &[6, 8, 10, 0, 0, 53, 10, 0, 0, 54]].concat();
     station.receive(&reply(2, discover.xid, "255.255.255.255", &options));
-    station.run_to(station.now + 1);
+    station.run_to(station.now + Micros::new(1));
     let request = asked(&mut station).pop().unwrap();
     station.receive(&reply(5, request.xid, "255.255.255.255", &options));
-    station.run_to(100 * SECOND);
+    station.run_to(Time::from_secs(100));
     let info = shown(&station);
     let [own] = info.addresses[..] else { panic!("{info:?}") };
     assert_eq!((own.prefix, own.origin, own.state), (prefix("10.0.0.7/24"), Origin::Dhcp, "preferred"));

@@ -1,17 +1,17 @@
 //! Answers of the network layer: echo replies and ICMP errors.
 
+use offcore_stats::time::Time;
 use offcore_tcp::proto::{AppId, DropReason, Verdict};
 use offcore_wire::{Icmpv4, Icmpv6, IpProtocol, Ipv4Packet, Ipv6Packet, Sum, TcpFlags, TcpHeader};
 
 use crate::station::{OWN_MAC, PEER_MAC, Station, introduce, packet};
 
-const SECOND: u64 = 1_000_000;
 const PEERS: [&str; 2] = ["10.0.0.9", "2001:db8::9"];
 const OWN: [&str; 2] = ["10.0.0.2", "2001:db8::2"];
 
 fn host() -> Station {
     let mut station = Station::new(&["10.0.0.2/24", "2001:db8::2/64"], &[]);
-    station.run_to(3 * SECOND);
+    station.run_to(Time::from_secs(3));
     introduce(&mut station, &PEERS);
     station
 }

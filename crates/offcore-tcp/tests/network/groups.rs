@@ -2,13 +2,13 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::proto::{AppId, CallError, ConnId, Membership, Reuse, Verdict};
 use offcore_wire::icmpv6::listener;
 use offcore_wire::{IpProtocol, Ipv4Header, Ipv6Header, Ipv6Packet, MacAddr, Sum, igmp, ipv4, ipv6};
 
 use crate::station::{PEER_MAC, Station, address};
 
-const SECOND: u64 = 1_000_000;
 const IS_EXCLUDE: u8 = 2;
 const TO_INCLUDE: u8 = 3;
 const TO_EXCLUDE: u8 = 4;
@@ -17,7 +17,7 @@ const LINK_LOCAL: &str = "fe80::ff:fe00:1";
 /// A sent report: its time, its addresses and its records.
 #[derive(Debug, PartialEq)]
 struct Report {
-    at: u64,
+    at: Time,
     from: IpAddr,
     to: IpAddr,
     records: Vec<(u8, IpAddr)>,
@@ -29,7 +29,7 @@ fn reports(station: &mut Station) -> Vec<Report> {
     sent.iter().filter_map(|(at, frame)| read_v6(*at, frame).or_else(|| read_v4(*at, frame))).collect()
 }
 
-fn read_v6(at: u64, frame: &[u8]) -> Option<Report> {
+fn read_v6(at: Time, frame: &[u8]) -> Option<Report> {
     let ip = Ipv6Packet::new_checked(frame.get(14..).filter(|_| frame[12..14] == [0x86, 0xdd])?).ok()?;
     let transport = ip.transport().ok()?;
     let message = transport.payload;
@@ -53,7 +53,7 @@ fn read_v6(at: u64, frame: &[u8]) -> Option<Report> {
     Some(Report { at, from: ip.src().into(), to: ip.dst().into(), records })
 }
 
-fn read_v4(at: u64, frame: &[u8]) -> Option<Report> {
+fn read_v4(at: Time, frame: &[u8]) -> Option<Report> {
     let ip =
         offcore_wire::Ipv4Packet::new_checked(frame.get(14..).filter(|_| frame[12..14] == [8, 0])?).ok()?;
     if ip.protocol() != IpProtocol::IGMP {
@@ -138,12 +138,12 @@ fn solicited_nodes_are_reported_first() {
     assert_eq!(groups_of(&first, TO_EXCLUDE), solicited_nodes());
     assert!(first.iter().all(|report| report.from == address("::") && report.to == address("ff02::16")));
     // RFC 3810, 8.12 and 9.1: a report is repeated within a second.
-    station.run_to(SECOND);
+    station.run_to(Time::from_secs(1));
     let second = reports(&mut station);
     assert_eq!(groups_of(&second, TO_EXCLUDE), solicited_nodes());
     // The link-local address is valid now. Reports are sent again because routers ignore those from the unspecified
     // address.
-    station.run_to(10 * SECOND);
+    station.run_to(Time::from_secs(10));
     let third = reports(&mut station);
     assert_eq!(groups_of(&third, TO_EXCLUDE), solicited_nodes());
     assert!(third.iter().all(|report| report.from == address(LINK_LOCAL)), "{third:?}");
@@ -152,47 +152,47 @@ fn solicited_nodes_are_reported_first() {
 #[test]
 fn general_query_is_answered_in_time() {
     let mut station = Station::new(&["2001:db8::2/64"], &[]);
-    station.run_to(10 * SECOND);
+    station.run_to(Time::from_secs(10));
     reports(&mut station);
     assert_eq!(station.receive(&query_v6("fe80::9", 1, 5000, "::", &[2, 125, 0, 0])), Verdict::Consumed);
-    station.run_to(15 * SECOND);
+    station.run_to(Time::from_secs(15));
     let answers = reports(&mut station);
     assert_eq!(groups_of(&answers, IS_EXCLUDE), solicited_nodes());
-    assert!(answers.iter().all(|report| (10 * SECOND..15 * SECOND).contains(&report.at)));
+    assert!(answers.iter().all(|report| (Time::from_secs(10)..Time::from_secs(15)).contains(&report.at)));
     // A group-specific query is answered with a report for that group.
     station.receive(&query_v6("fe80::9", 1, 1000, "ff02::1:ff00:2", &[2, 125, 0, 0]));
-    station.run_to(20 * SECOND);
+    station.run_to(Time::from_secs(20));
     assert_eq!(groups_of(&reports(&mut station), IS_EXCLUDE), [address("ff02::1:ff00:2")]);
 }
 
 #[test]
 fn off_link_queries_are_ignored() {
     let mut station = Station::new(&["2001:db8::2/64"], &[]);
-    station.run_to(10 * SECOND);
+    station.run_to(Time::from_secs(10));
     reports(&mut station);
     for (from, hops) in [("2001:db8::9", 1), ("fe80::9", 255), ("::", 1)] {
         let verdict = station.receive(&query_v6(from, hops, 1000, "::", &[2, 125, 0, 0]));
         assert!(matches!(verdict, Verdict::Drop(_)), "{from}");
     }
-    station.run_to(20 * SECOND);
+    station.run_to(Time::from_secs(20));
     assert_eq!(reports(&mut station), []);
 }
 
 #[test]
 fn mldv1_querier_gets_v1_reports() {
     let mut station = Station::new(&["2001:db8::2/64"], &[]);
-    station.run_to(10 * SECOND);
+    station.run_to(Time::from_secs(10));
     reports(&mut station);
     station.receive(&query_v6("fe80::9", 1, 1000, "::", &[]));
-    station.run_to(12 * SECOND);
+    station.run_to(Time::from_secs(12));
     let mut answers = reports(&mut station);
     answers.sort_by_key(|report| report.to);
     assert_eq!(groups_of(&answers, listener::REPORT_V1), solicited_nodes());
     assert!(answers.iter().all(|report| report.to == report.records[0].1), "each to its group");
     // A version 1 router is considered gone 260 s after its last query.
-    station.run_to(271 * SECOND);
+    station.run_to(Time::from_secs(271));
     station.receive(&query_v6("fe80::9", 1, 1000, "::", &[2, 125, 0, 0]));
-    station.run_to(273 * SECOND);
+    station.run_to(Time::from_secs(273));
     assert_eq!(groups_of(&reports(&mut station), IS_EXCLUDE), solicited_nodes());
 }
 
@@ -217,7 +217,7 @@ fn leave(station: &mut Station, socket: ConnId, group: IpAddr) -> Result<(), Cal
 fn joined_group_is_reported_until_left() {
     let group = address("239.1.2.3");
     let mut station = Station::new(&["10.0.0.2/24"], &[]);
-    station.run_to(SECOND);
+    station.run_to(Time::from_secs(1));
     assert_eq!(reports(&mut station), [], "the group of all systems is never reported");
     let [one, other] = [1, 2].map(|user| socket(&mut station, user));
     assert_eq!(join(&mut station, one, group), Ok(()));
@@ -228,7 +228,7 @@ fn joined_group_is_reported_until_left() {
     assert_eq!(station.stack.join_group(station.now, one, &elsewhere), Err(CallError::NoRoute));
     let unknown = Membership { group, index: 7, address: None };
     assert_eq!(station.stack.join_group(station.now, one, &unknown), Err(CallError::NoRoute));
-    station.run_to(5 * SECOND);
+    station.run_to(Time::from_secs(5));
     let joined = reports(&mut station);
     assert_eq!(groups_of(&joined, TO_EXCLUDE), [group, group], "twice, for two joins");
     assert!(
@@ -236,14 +236,14 @@ fn joined_group_is_reported_until_left() {
     );
     station
         .receive(&message_v4([224, 0, 0, 1].into(), vec![igmp::QUERY, 10, 0, 0, 0, 0, 0, 0, 2, 125, 0, 0]));
-    station.run_to(10 * SECOND);
+    station.run_to(Time::from_secs(10));
     assert_eq!(groups_of(&reports(&mut station), IS_EXCLUDE), [group]);
     assert_eq!(leave(&mut station, one, group), Ok(()));
     assert_eq!(leave(&mut station, one, group), Err(CallError::NotOurs));
-    station.run_to(15 * SECOND);
+    station.run_to(Time::from_secs(15));
     assert_eq!(reports(&mut station), [], "the other socket is still in the group");
     station.close(other);
-    station.run_to(20 * SECOND);
+    station.run_to(Time::from_secs(20));
     assert_eq!(groups_of(&reports(&mut station), TO_INCLUDE), [group, group], "a closed socket has left");
     assert_eq!(join(&mut station, other, group), Err(CallError::Gone));
 }
@@ -254,45 +254,45 @@ fn igmp_falls_back_to_querier_version() {
     let mut station = Station::new(&["10.0.0.2/24"], &[]);
     let socket = socket(&mut station, 1);
     join(&mut station, socket, group).unwrap();
-    station.run_to(5 * SECOND);
+    station.run_to(Time::from_secs(5));
     let kinds = |station: &mut Station| -> Vec<(u8, IpAddr)> {
         reports(station).iter().map(|report| (report.records[0].0, report.to)).collect()
     };
     kinds(&mut station);
     let query = |code| message_v4([224, 0, 0, 1].into(), vec![igmp::QUERY, code, 0, 0, 0, 0, 0, 0]);
     station.receive(&query(10));
-    station.run_to(10 * SECOND);
+    station.run_to(Time::from_secs(10));
     assert_eq!(kinds(&mut station), [(igmp::REPORT_V2, group)]);
     // The report of another host suppresses the own report.
     station.receive(&query(10));
     station.receive(&message_v4([239, 1, 2, 3].into(), vec![igmp::REPORT_V2, 0, 0, 0, 239, 1, 2, 3]));
-    station.run_to(15 * SECOND);
+    station.run_to(Time::from_secs(15));
     assert_eq!(kinds(&mut station), []);
     station.receive(&query(0));
-    station.run_to(30 * SECOND);
+    station.run_to(Time::from_secs(30));
     assert_eq!(kinds(&mut station), [(igmp::REPORT_V1, group)]);
     leave(&mut station, socket, group).unwrap();
-    station.run_to(60 * SECOND);
+    station.run_to(Time::from_secs(60));
     assert_eq!(kinds(&mut station), [], "version 1 has no word for it");
     // Version 2 is used again after 260 s without a version 1 query.
-    station.run_to(400 * SECOND);
+    station.run_to(Time::from_secs(400));
     station.receive(&query(10));
     join(&mut station, socket, group).unwrap();
-    station.run_to(420 * SECOND);
+    station.run_to(Time::from_secs(420));
     assert_eq!(kinds(&mut station), [(igmp::REPORT_V2, group); 2]);
     leave(&mut station, socket, group).unwrap();
-    station.run_to(440 * SECOND);
+    station.run_to(Time::from_secs(440));
     assert_eq!(kinds(&mut station), [(igmp::LEAVE, address("224.0.0.2"))]);
 }
 
 #[test]
 fn query_flood_gets_ten_answers_a_second() {
     let mut station = Station::new(&["2001:db8::2/64"], &[]);
-    station.run_to(10 * SECOND);
+    station.run_to(Time::from_secs(10));
     reports(&mut station);
     for _ in 0..10_000 {
         station.receive(&query_v6("fe80::9", 1, 0, "::", &[2, 125, 0, 0]));
-        station.run_to(station.now + 100);
+        station.run_to(station.now + Micros::new(100));
     }
     assert!(reports(&mut station).len() <= 11);
 }

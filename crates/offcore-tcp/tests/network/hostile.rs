@@ -1,6 +1,7 @@
 //! Hostile servers, routers and queriers: DHCP messages, router advertisements, MLD and IGMP queries, and ARP messages
 //! with arbitrary content.
 
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::proto::Verdict;
 use offcore_wire::{
     Arp, ArpOperation, EthernetFrame, IpProtocol, Ipv4Packet, Ipv6Packet, MacAddr, Sum, ethernet, ipv6,
@@ -31,9 +32,9 @@ pub(crate) struct Outcome {
 pub(crate) fn play(bytes: &[u8], outcome: &mut Outcome) {
     let mut script = Script(bytes);
     let mut station = Station::new(&["10.0.0.2/24", "2001:db8::2/64"], &[]);
-    station.stack.start_dhcp(1, 0);
-    station.stack.start_slaac(1, 0, &mut station.out);
-    station.run_to(1);
+    station.stack.start_dhcp(Time::from_micros(1), 0);
+    station.stack.start_slaac(Time::from_micros(1), 0, &mut station.out);
+    station.run_to(Time::from_micros(1));
     let (mut transaction, mut configured) = ([0; 4], false);
     for _ in 0..STEPS {
         if script.0.is_empty() {
@@ -51,10 +52,10 @@ pub(crate) fn play(bytes: &[u8], outcome: &mut Outcome) {
             Some(frame) => {
                 let verdict = station.receive(&frame);
                 outcome.accepted += u64::from(!matches!(verdict, Verdict::Drop(_)));
-                station.run_to(station.now + 1);
+                station.run_to(station.now + Micros::new(1));
             }
             // The time advances by up to 36 minutes.
-            None => station.run_to(station.now + (1 << (script.u8() % 32))),
+            None => station.run_to(station.now + Micros::new(1 << (script.u8() % 32))),
         }
         for frame in station.frames() {
             check(&frame);

@@ -1,11 +1,12 @@
 //! IPv6 flow labels (RFC 6437).
 
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::proto::AppId;
 use offcore_wire::Ipv6Packet;
 
 use crate::station::{Station, introduce};
 
-const SECOND: u64 = 1_000_000;
+const SECOND: Micros = Micros::from_secs(1);
 
 /// Returns the flow labels of the sent TCP packets.
 fn labels(station: &mut Station) -> Vec<u32> {
@@ -17,7 +18,7 @@ fn labels(station: &mut Station) -> Vec<u32> {
 #[test]
 fn flow_keeps_its_label() {
     let mut station = Station::new(&["2001:db8::2/64"], &[]);
-    station.run_to(3 * SECOND);
+    station.run_to(Time::from_secs(3));
     introduce(&mut station, &["2001:db8::9"]);
     let to = "[2001:db8::9]:80".parse().unwrap();
     for _ in 0..2 {

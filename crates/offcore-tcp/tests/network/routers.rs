@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::proto::{AppId, CallError, Event, IfaceInfo, Origin, Verdict};
 use offcore_wire::{Icmpv6, IpProtocol, Ipv6Packet, MacAddr, NeighborAdvert, NeighborSolicit, Sum, ipv6};
 
@@ -40,9 +41,9 @@ fn advert(router: &str, lifetime: u16, flags: u8, options: &[u8]) -> Vec<u8> {
 
 /// Takes the neighbour discovery messages that were sent since the last call: times, sources and destinations, and
 /// contents.
-fn sent(station: &mut Station) -> Vec<(u64, [Ipv6Addr; 2], Vec<u8>)> {
+fn sent(station: &mut Station) -> Vec<(Time, [Ipv6Addr; 2], Vec<u8>)> {
     let frames = std::mem::take(&mut station.sent);
-    let read = |(at, frame): &(u64, Vec<u8>)| {
+    let read = |(at, frame): &(Time, Vec<u8>)| {
         let ip = Ipv6Packet::new_checked(frame.get(14..).filter(|_| frame[12..14] == [0x86, 0xdd])?).ok()?;
         let is_discovery = ip.next_header() == IpProtocol::ICMPV6;
         is_discovery.then(|| (*at, [ip.src(), ip.dst()], ip.payload().to_vec()))
@@ -51,7 +52,7 @@ fn sent(station: &mut Station) -> Vec<(u64, [Ipv6Addr; 2], Vec<u8>)> {
 }
 
 /// Returns the times of router solicitations.
-fn solicitations(station: &mut Station) -> Vec<u64> {
+fn solicitations(station: &mut Station) -> Vec<Time> {
     sent(station).into_iter().filter(|(.., message)| message[0] == 133).map(|(at, ..)| at).collect()
 }
 
@@ -103,8 +104,8 @@ fn answers(station: &mut Station, to: &str) -> bool {
 /// Returns an interface that has sent its first solicitation.
 fn asking() -> Station {
     let mut station = Station::new(&[], &[]);
-    station.stack.start_slaac(1, 0, &mut station.out);
-    station.run_to(SECOND + SECOND / 2);
+    station.stack.start_slaac(Time::from_micros(1), 0, &mut station.out);
+    station.run_to(Time::from_millis(1500));
     station
 }
 
@@ -113,7 +114,7 @@ fn asking() -> Station {
 fn configured() -> Station {
     let mut station = asking();
     station.receive(&advert(ROUTER, 1800, 0, &prefix("2001:db8:1::", 2 * HOUR, HOUR)));
-    station.run_to(3 * SECOND);
+    station.run_to(Time::from_secs(3));
     assert_eq!(made(&station), [(address(OURS), "preferred")]);
     station.sent.clear();
     station.out.events.clear();
@@ -144,7 +145,7 @@ fn slaac_forms_address() {
     let own = OURS.parse().unwrap();
     assert_eq!(question.1, [Ipv6Addr::UNSPECIFIED, ipv6::solicited_node(own)], "another host may have it");
     assert!(!answers(&mut station, OURS) && station.stack.awaits_address().is_some());
-    station.run_to(3 * SECOND);
+    station.run_to(Time::from_secs(3));
     assert!(answers(&mut station, OURS) && station.stack.awaits_address().is_none());
     assert!(!station.stack.awaits_route(elsewhere));
     assert_eq!(station.out.events, [Event::Address { iface: 0, address: address(OURS), held: true }]);
@@ -155,10 +156,10 @@ fn slaac_forms_address() {
 #[test]
 fn router_solicitation_backs_off() {
     let mut station = asking();
-    station.run_to(300 * SECOND);
+    station.run_to(Time::from_secs(300));
     let times = solicitations(&mut station);
-    let gaps: Vec<u64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
-    let near = |gap: u64, wait: u64| (wait * 9 / 10..=wait * 11 / 10).contains(&(gap / (SECOND / 100)));
+    let gaps: Vec<Micros> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    let near = |gap: Micros, wait: u64| (wait * 9 / 10..=wait * 11 / 10).contains(&(gap.as_millis() / 10));
     assert!(gaps.len() >= 5, "{gaps:?}");
     assert!(gaps.iter().zip([400, 800, 1600, 3200, 6400]).all(|(gap, wait)| near(*gap, wait)), "{gaps:?}");
 }
@@ -167,9 +168,9 @@ fn router_solicitation_backs_off() {
 fn default_router_lifetime_expires() {
     let mut station = configured();
     assert_eq!(next_hop(&mut station, FAR), Some(address(ROUTER)));
-    station.run_to(1799 * SECOND);
-    assert_eq!(solicitations(&mut station), Vec::<u64>::new());
-    station.run_to(1804 * SECOND);
+    station.run_to(Time::from_secs(1799));
+    assert_eq!(solicitations(&mut station), Vec::<Time>::new());
+    station.run_to(Time::from_secs(1804));
     let to = format!("[{FAR}]:80").parse().unwrap();
     let refused = station.stack.connect(station.now, AppId::OWN, None, to, &mut station.out);
     assert_eq!(refused, Err(CallError::NoRoute));
@@ -188,7 +189,7 @@ fn on_link_prefix_selects_next_hop() {
     let mut off_link = prefix("2001:db8:2::", HOUR, HOUR);
     off_link[3] = 0x40;
     station.receive(&advert(ROUTER, 1800, 0, &off_link));
-    station.run_to(6 * SECOND);
+    station.run_to(Time::from_secs(6));
     assert_eq!(made(&station).len(), 2);
     assert_eq!(next_hop(&mut station, "2001:db8:2::77"), Some(address(ROUTER)), "RFC 5942");
     let mut no_address = prefix("2001:db8:3::", HOUR, HOUR);
@@ -245,11 +246,11 @@ fn valid_lifetime_obeys_two_hour_rule() {
     let left = |station: &Station| info(station).addresses.iter().find_map(|own| own.valid);
     let mut station = asking();
     station.receive(&advert(ROUTER, 1800, 0, &prefix("2001:db8:1::", 10 * HOUR, HOUR)));
-    station.run_to(3 * SECOND);
+    station.run_to(Time::from_secs(3));
     // A remaining lifetime above two hours is shortened to two hours, and is not shortened below.
     station.receive(&advert(ROUTER, 1800, 0, &prefix("2001:db8:1::", 1, 0)));
     assert_eq!((left(&station), made(&station)), (Some(7200), vec![(address(OURS), "deprecated")]));
-    station.run_to(103 * SECOND);
+    station.run_to(Time::from_secs(103));
     station.receive(&advert(ROUTER, 1800, 0, &prefix("2001:db8:1::", 1, 1)));
     assert_eq!((left(&station), made(&station)), (Some(7100), vec![(address(OURS), "preferred")]));
     // It can be extended.
@@ -260,11 +261,11 @@ fn valid_lifetime_obeys_two_hour_rule() {
 #[test]
 fn address_is_removed_after_valid_lifetime() {
     let mut station = configured();
-    let hour = u64::from(HOUR) * SECOND;
+    let hour = Time::from_secs(HOUR.into());
     station.run_to(hour + 10 * SECOND);
     assert_eq!(made(&station), [(address(OURS), "deprecated")]);
     assert!(answers(&mut station, OURS), "it still receives");
-    station.run_to(2 * hour + 10 * SECOND);
+    station.run_to(Time::from_secs(2 * u64::from(HOUR) + 10));
     assert_eq!((made(&station), answers(&mut station, OURS)), (vec![], false));
     assert_eq!(station.out.events, [Event::Address { iface: 0, address: address(OURS), held: false }]);
 }
@@ -276,9 +277,9 @@ fn deprecated_source_address_is_avoided() {
     assert_eq!(source(&station), address(OURS));
     let both = [prefix("2001:db8:1::", 2 * HOUR, 0), prefix("2001:db8:8::", HOUR, HOUR)].concat();
     station.receive(&advert(ROUTER, 1800, 0, &both));
-    station.run_to(station.now + 1);
+    station.run_to(station.now + Micros::new(1));
     assert_eq!(source(&station), address(OURS), "there is no other yet");
-    station.run_to(6 * SECOND);
+    station.run_to(Time::from_secs(6));
     assert_eq!(source(&station), address("2001:db8:8::ff:fe00:1"));
 }
 
@@ -287,7 +288,7 @@ fn source_has_longest_matching_prefix() {
     let mut station = configured();
     let both = [prefix("fd00:1::", HOUR, HOUR), prefix("2001:db8:8::", HOUR, HOUR)].concat();
     station.receive(&advert(ROUTER, 1800, 0, &both));
-    station.run_to(6 * SECOND);
+    station.run_to(Time::from_secs(6));
     let source = |to: &str| station.stack.source_to(address(to)).unwrap();
     assert_eq!(source("fd00:2::1"), address("fd00:1::ff:fe00:1"));
     assert_eq!(source("2001:db8:8:1::1"), address("2001:db8:8::ff:fe00:1"));
@@ -330,7 +331,7 @@ fn duplicate_address_is_not_used() {
     let (mut bytes, all) = ([0; 32], "ff02::1".parse().unwrap());
     let len = advert.write(&mut bytes, target, all);
     station.receive(&packet(OURS, "ff02::1", 58, 255, &bytes[..len]));
-    station.run_to(3 * SECOND);
+    station.run_to(Time::from_secs(3));
     assert_eq!(made(&station), [(address(OURS), "duplicated")]);
     assert!(!answers(&mut station, OURS));
 }
@@ -373,6 +374,6 @@ fn advertisement_options_are_applied() {
     assert_eq!(syn[74..78], [2, 4, 5, 0x3c], "an MSS of 1340");
     station.receive(&advert(ROUTER, 1800, 0, &[5, 1, 0, 0, 0, 0, 0, 100]));
     assert_eq!(info(&station).mtu, 1280);
-    station.run_to(70 * SECOND);
+    station.run_to(Time::from_secs(70));
     assert_eq!(info(&station).name_servers, Vec::<IpAddr>::new());
 }

@@ -1,10 +1,9 @@
 //! Routes and gateways.
 
+use offcore_stats::time::Time;
 use offcore_tcp::proto::{AppId, Route};
 
 use crate::station::{PEER_MAC, Station, address, prefix};
-
-const SECOND: u64 = 1_000_000;
 
 /// Returns the destinations of IPv4 packets that were sent to the peer's MAC address.
 fn packets_to_peer(station: &mut Station) -> Vec<String> {
@@ -17,7 +16,7 @@ fn packets_to_peer(station: &mut Station) -> Vec<String> {
 fn gateway_outside_prefix_is_resolved() {
     let gateway = address("169.254.1.1");
     let mut station = Station::new(&["10.9.0.2/32"], &[Route::default_by(gateway)]);
-    station.run_to(SECOND);
+    station.run_to(Time::from_secs(1));
     station.frames();
     for to in ["192.0.2.9:80", "169.254.1.1:80"] {
         station.stack.connect(station.now, AppId::OWN, None, to.parse().unwrap(), &mut station.out).unwrap();
@@ -36,7 +35,7 @@ fn longest_prefix_selects_gateway() {
         Route { to: prefix("10.1.2.0/24"), gateway: address("10.0.0.253") },
     ];
     let mut station = Station::new(&["10.0.0.2/24"], &routes);
-    station.run_to(SECOND);
+    station.run_to(Time::from_secs(1));
     station.frames();
     let mut asked = Vec::new();
     for to in ["10.1.9.9:80", "10.1.2.9:80", "192.0.2.1:80", "10.0.0.7:80"] {

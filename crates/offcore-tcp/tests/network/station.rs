@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::proto::{
     Config, ConnId, HEAD, IfaceConfig, Out, Prefix, Route, RxChecksum, RxSeg, Stack, Verdict,
 };
@@ -17,9 +18,9 @@ pub(crate) const PEER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
 pub(crate) struct Station {
     pub(crate) stack: Stack,
     pub(crate) out: Out,
-    pub(crate) now: u64,
+    pub(crate) now: Time,
     /// Sent frames with their times.
-    pub(crate) sent: Vec<(u64, Vec<u8>)>,
+    pub(crate) sent: Vec<(Time, Vec<u8>)>,
 }
 
 pub(crate) fn address(text: &str) -> IpAddr {
@@ -34,20 +35,20 @@ pub(crate) fn prefix(text: &str) -> Prefix {
 impl Station {
     pub(crate) fn new(addresses: &[&str], routes: &[Route]) -> Self {
         let stack = Stack::new(Config { secret: [7; 16], memory: 4 << 20, ..Config::default() }).unwrap();
-        let mut station = Self { stack, out: Out::default(), now: 1, sent: Vec::new() };
+        let mut station = Self { stack, out: Out::default(), now: Time::from_micros(1), sent: Vec::new() };
         let addresses = addresses.iter().map(|text| prefix(text)).collect();
         let config = IfaceConfig { mac: OWN_MAC, mtu: 1500, addresses, routes: routes.to_vec() };
-        station.stack.add_iface(1, &config, &mut station.out);
+        station.stack.add_iface(Time::from_micros(1), &config, &mut station.out);
         station.take_out();
         station
     }
 
     /// Advances the time to `now`.
-    pub(crate) fn run_to(&mut self, now: u64) {
+    pub(crate) fn run_to(&mut self, now: Time) {
         loop {
             self.stack.timers(self.now, &mut self.out);
             self.take_out();
-            match self.stack.deadline(self.now).map(|due| due.max(self.now + 1)) {
+            match self.stack.deadline(self.now).map(|due| due.max(self.now + Micros::new(1))) {
                 Some(due) if due <= now => self.now = due,
                 _ => break,
             }

@@ -2,6 +2,7 @@
 
 use std::net::Ipv4Addr;
 
+use offcore_stats::time::Time;
 use offcore_tcp::proto::{AppId, ConnId, Event, HEAD, KeepAlive, Sealed};
 use offcore_wire::{IpProtocol, Ipv4Packet, Sum, TcpFlags, TcpHeader};
 
@@ -52,9 +53,9 @@ fn segments(station: &mut Station) -> usize {
 
 /// Refuses the renewal of the lease, so that the client loses its address.
 fn refuse_renewal(station: &mut Station) {
-    station.run_to(301 * SECOND);
+    station.run_to(Time::from_secs(301));
     station.answer_arp();
-    station.run_to(303 * SECOND);
+    station.run_to(Time::from_secs(303));
     let renewal = asked(station).pop().unwrap();
     station.receive(&reply(6, renewal.xid, "10.0.0.7", &[]));
 }
@@ -82,18 +83,18 @@ fn end_of_stream(station: &mut Station) -> Option<Sealed> {
 fn connection_waits_for_its_address() {
     let mut station = bound();
     let id = connected(&mut station, PEER);
-    station.run_to(60 * SECOND);
+    station.run_to(Time::from_secs(60));
     assert!(segments(&mut station) > 0);
     refuse_renewal(&mut station);
     station.sent.clear();
     station.stack.shutdown(station.now, id, &mut station.out).unwrap();
     assert_eq!(end_of_stream(&mut station), Some(Sealed::Obsolete), "it counts as lost");
-    station.run_to(303 * SECOND + SECOND / 2);
+    station.run_to(Time::from_millis(303_500));
     assert_eq!(segments(&mut station), 0, "the address is not the host's");
     serve(&mut station, &OPTIONS);
     let mut sent = 0;
     for second in 310..340 {
-        station.run_to(second * SECOND);
+        station.run_to(Time::ZERO + second * SECOND);
         station.answer_arp();
         sent += usize::from(matches!(end_of_stream(&mut station), Some(Sealed::Send { .. })));
     }
@@ -103,7 +104,7 @@ fn connection_waits_for_its_address() {
 #[test]
 fn unanswered_syn_waits_for_its_address() {
     let mut station = bound();
-    station.run_to(299 * SECOND);
+    station.run_to(Time::from_secs(299));
     let to = format!("{PEER}:80").parse().unwrap();
     station.stack.connect(station.now, AppId::OWN, None, to, &mut station.out).unwrap();
     station.take_out();
@@ -112,10 +113,10 @@ fn unanswered_syn_waits_for_its_address() {
     refuse_renewal(&mut station);
     segments(&mut station);
     // The client waits for a second before it asks for another lease.
-    station.run_to(303 * SECOND + SECOND / 2);
+    station.run_to(Time::from_millis(303_500));
     assert_eq!(segments(&mut station), 0);
     serve(&mut station, &OPTIONS);
-    station.run_to(340 * SECOND);
+    station.run_to(Time::from_secs(340));
     assert!(segments(&mut station) > 0, "SYNs are sent by the address again");
 }
 
@@ -123,9 +124,9 @@ fn unanswered_syn_waits_for_its_address() {
 fn connection_uses_renewed_gateway() {
     let mut station = bound();
     connected(&mut station, FAR);
-    station.run_to(301 * SECOND);
+    station.run_to(Time::from_secs(301));
     station.answer_arp();
-    station.run_to(303 * SECOND);
+    station.run_to(Time::from_secs(303));
     let renewal = asked(&mut station).pop().unwrap();
     let mut options = OPTIONS;
     assert_eq!(options[14..18], [10, 0, 0, 254]);
@@ -134,7 +135,7 @@ fn connection_uses_renewed_gateway() {
     segments(&mut station);
     let mut asked = Vec::new();
     for second in 304..330 {
-        station.run_to(second * SECOND);
+        station.run_to(Time::ZERO + second * SECOND);
         asked.extend(station.answer_arp());
     }
     assert!(asked.contains(&address("10.0.0.253")) && !asked.contains(&address("10.0.0.254")), "{asked:?}");

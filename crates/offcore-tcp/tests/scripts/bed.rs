@@ -10,6 +10,7 @@ use offcore_dma::fault::{Faults, FaultyChannel};
 use offcore_dma::{Binding, ChannelId, Context, CopyDevice, Mode, Mover};
 use offcore_mem::{BURST, Burst, HEADROOM, Hugepages, Pool, PoolCache};
 use offcore_stats::StageClock;
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::path::Path;
 use offcore_tcp::proto::{Algorithm, Config, Event, IfaceConfig, Out, Prefix, Stack};
 
@@ -18,7 +19,7 @@ use crate::language::{Engine, Setup};
 
 /// Time at which scripts begin. IPv6 addresses are valid by then. It is a whole number of milliseconds because
 /// timestamps have this resolution.
-pub(crate) const BEGINNING: u64 = 2_000_000;
+pub(crate) const BEGINNING: Time = Time::from_secs(2);
 /// Maximum number of copies in flight per engine.
 const RING: usize = 1024;
 /// Number of packets of all scripts that run at the same time, and the size of each in bytes.
@@ -37,11 +38,11 @@ pub(crate) struct Bed {
     faulty: ChannelId,
     holds: bool,
     theirs: IpAddr,
-    deadline: Option<u64>,
-    pub(crate) now: u64,
+    deadline: Option<Time>,
+    pub(crate) now: Time,
     /// Sent frames with their times: `sent` has the unchecked ones, `trace` has all.
-    pub(crate) sent: VecDeque<(u64, Vec<u8>)>,
-    pub(crate) trace: Vec<(u64, Vec<u8>)>,
+    pub(crate) sent: VecDeque<(Time, Vec<u8>)>,
+    pub(crate) trace: Vec<(Time, Vec<u8>)>,
     pub(crate) events: Vec<Event>,
 }
 
@@ -81,7 +82,7 @@ impl Bed {
             addresses: vec![Prefix { address: ours, len: if setup.ipv6 { 64 } else { 24 } }],
             routes: Vec::new(),
         };
-        stack.add_iface(1, &iface, &mut out);
+        stack.add_iface(Time::from_micros(1), &iface, &mut out);
         let mut mover = Mover::new();
         // Time is virtual: a copy that an engine holds back must not count as lost.
         mover.set_lost_after(u64::MAX);
@@ -105,7 +106,7 @@ impl Bed {
             holds: false,
             theirs,
             deadline: None,
-            now: 1,
+            now: Time::from_micros(1),
             sent,
             trace: Vec::new(),
             events,
@@ -127,7 +128,7 @@ impl Bed {
     }
 
     /// Returns the arguments for an application's calls of the stack.
-    pub(crate) fn call(&mut self) -> (&mut Stack, &mut Out, u64) {
+    pub(crate) fn call(&mut self) -> (&mut Stack, &mut Out, Time) {
         let (stack, out) = self.path.call();
         (stack, out, self.now)
     }
@@ -189,10 +190,10 @@ impl Bed {
     }
 
     /// Advances the time to `end`, or until something is sent if `or_sent` is set.
-    pub(crate) fn run_until(&mut self, end: u64, or_sent: bool) {
+    pub(crate) fn run_until(&mut self, end: Time, or_sent: bool) {
         while !or_sent || self.sent.is_empty() {
             match self.deadline.filter(|deadline| *deadline <= end) {
-                Some(deadline) => self.now = deadline.max(self.now + 1).min(end.max(self.now)),
+                Some(deadline) => self.now = deadline.max(self.now + Micros::new(1)).min(end.max(self.now)),
                 None => {
                     self.now = end.max(self.now);
                     return self.settle();

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use offcore_stats::time::Micros;
 use offcore_wire::TcpFlags;
 
 /// A script: the configuration of the host, and the events.
@@ -25,17 +26,17 @@ pub(crate) struct Setup {
 #[derive(Debug)]
 pub(crate) struct Line {
     pub(crate) number: usize,
-    pub(crate) time: Time,
+    pub(crate) time: TimeRange,
     pub(crate) action: Action,
 }
 
-/// The permitted time range in microseconds: first and last.
+/// The permitted time range: first and last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Time {
+pub(crate) enum TimeRange {
     /// Relative to the beginning of the script.
-    At(u64, u64),
+    At(Micros, Micros),
     /// Relative to the previous event.
-    After(u64, u64),
+    After(Micros, Micros),
     Any,
 }
 
@@ -264,6 +265,6 @@ impl fmt::Display for TcpOption {
 }
 
 /// Formats a time in seconds, as scripts write it.
-pub(crate) fn seconds(micros: u64) -> String {
-    format!("{}.{:06}", micros / 1_000_000, micros % 1_000_000)
+pub(crate) fn seconds(time: Micros) -> String {
+    format!("{}.{:06}", time.as_secs(), time.get() % 1_000_000)
 }

@@ -3,9 +3,11 @@
 //! The parser is hand-written because a line is just a list of words. A grammar for a parser crate would be longer, and
 //! error messages can name the wrong word.
 
+use offcore_stats::time::Micros;
+
 use crate::language::{
     Action, Call, Comparison, Engine, FLAGS, Icmp, IcmpKind, Line, MARKS, Script, Segment, Setup, TcpOption,
-    Time, Value,
+    TimeRange, Value,
 };
 
 type Parsed<T> = Result<T, String>;
@@ -85,7 +87,7 @@ fn option(setup: &mut Setup, words: &mut Words<'_>) -> Parsed<()> {
     words.end()
 }
 
-fn event(words: &mut Words<'_>) -> Parsed<(Time, Action)> {
+fn event(words: &mut Words<'_>) -> Parsed<(TimeRange, Action)> {
     let time = time(words.want("a time")?)?;
     let rest = words.0;
     let action = match words.want("an event")? {
@@ -104,16 +106,16 @@ fn event(words: &mut Words<'_>) -> Parsed<(Time, Action)> {
 }
 
 /// `0`, `+0`, `+.1`, `+0~+.02`, `*`.
-fn time(word: &str) -> Parsed<Time> {
+fn time(word: &str) -> Parsed<TimeRange> {
     if word == "*" {
-        return Ok(Time::Any);
+        return Ok(TimeRange::Any);
     }
     let (from, to) = word.split_once('~').unwrap_or((word, word));
     let (first, last) = (micros(from)?, micros(to)?);
-    Ok(if from.starts_with('+') { Time::After(first, last) } else { Time::At(first, last) })
+    Ok(if from.starts_with('+') { TimeRange::After(first, last) } else { TimeRange::At(first, last) })
 }
 
-fn micros(word: &str) -> Parsed<u64> {
+fn micros(word: &str) -> Parsed<Micros> {
     let wrong = || format!("'{word}': expected a time in seconds, like 1.5 or +.04");
     let (whole, part) =
         word.trim_start_matches('+').split_once('.').unwrap_or((word.trim_start_matches('+'), ""));
@@ -121,7 +123,7 @@ fn micros(word: &str) -> Parsed<u64> {
         return Err(wrong());
     }
     let read = |digits: &str| digits.parse::<u64>().map_err(|_| wrong());
-    Ok(read(&format!("0{whole}"))? * 1_000_000 + read(&format!("{part:0<6}"))?)
+    Ok(Micros::from_secs(read(&format!("0{whole}"))?) + Micros::new(read(&format!("{part:0<6}"))?))
 }
 
 fn segment(words: &mut Words<'_>) -> Parsed<Segment> {

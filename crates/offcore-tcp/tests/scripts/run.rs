@@ -6,17 +6,18 @@ use std::sync::Arc;
 
 use offcore_session::slot::Slot;
 use offcore_session::{Reader, Writer};
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::proto::{AppId, ConnId, Event};
 
 use crate::bed::{BEGINNING, Bed, addresses};
 use crate::frames::{Flow, altered, content};
-use crate::language::{Action, Call, Comparison, Line, Script, Segment, Setup, Time, Value, seconds};
+use crate::language::{Action, Call, Comparison, Line, Script, Segment, Setup, TimeRange, Value, seconds};
 use crate::parse;
 
-/// Permitted delay of a packet in microseconds. A tick of the timer wheel takes 64 µs.
-const LATE: u64 = 1000;
-/// Maximum duration of `*`, in microseconds.
-const ANY: u64 = 300_000_000;
+/// Permitted delay of a packet. A tick of the timer wheel takes 64 µs.
+const LATE: Micros = Micros::from_millis(1);
+/// Maximum duration of `*`.
+const ANY: Micros = Micros::from_secs(300);
 /// Port of the listening side, and base port of the connecting side, to which the flow number is added.
 const PORT: u16 = 8080;
 const PORTS: u16 = 40_000;
@@ -39,11 +40,11 @@ struct Runner {
     listener: Option<u32>,
     session: Option<Session>,
     /// Due time of the last event.
-    last: u64,
+    last: Time,
 }
 
 /// Sent frames with their times.
-pub(crate) type Trace = Vec<(u64, Vec<u8>)>;
+pub(crate) type Trace = Vec<(Time, Vec<u8>)>;
 
 /// Runs a script with copies made by an engine or by the core, and returns all sent frames. `name` identifies the
 /// script in messages.
@@ -66,13 +67,13 @@ pub(crate) fn run(name: &str, text: &str, by_engine: bool) -> Result<Trace, Stri
 impl Runner {
     fn line(&mut self, line: &Line) -> Result<(), String> {
         let (from, to) = match line.time {
-            Time::At(from, to) => (BEGINNING + from, BEGINNING + to),
-            Time::After(from, to) => (self.last + from, self.last + to),
-            Time::Any => (self.last, self.last + ANY),
+            TimeRange::At(from, to) => (BEGINNING + from, BEGINNING + to),
+            TimeRange::After(from, to) => (self.last + from, self.last + to),
+            TimeRange::Any => (self.last, self.last + ANY),
         };
         if let Action::Expect(segment) = &line.action {
             self.last = self.expect(segment, from, to)?;
-            if line.time != Time::Any && from == to {
+            if line.time != TimeRange::Any && from == to {
                 self.last = from;
             }
             return Ok(());
@@ -101,7 +102,7 @@ impl Runner {
 
     /// Checks that no unexpected packets or events are left.
     fn end(&mut self) -> Result<(), String> {
-        self.no_packet_before(u64::MAX)?;
+        self.no_packet_before(Time::NEVER)?;
         match self.bed.events.iter().find(|event| matches!(event, Event::Closed(..))) {
             Some(event) => Err(format!("at the script's end: unexpected event {}", name_of(event))),
             None => Ok(()),
@@ -117,7 +118,7 @@ impl Runner {
     }
 
     /// Checks that the next sent packet is the expected one and is in time. Returns its time.
-    fn expect(&mut self, expected: &Segment, from: u64, to: u64) -> Result<u64, String> {
+    fn expect(&mut self, expected: &Segment, from: Time, to: Time) -> Result<Time, String> {
         let wanted = || format!("expected {} > {expected}", span(from, to));
         if self.bed.sent.is_empty() {
             self.bed.run_until(to + LATE, true);
@@ -137,7 +138,7 @@ impl Runner {
     }
 
     /// Checks that all packets sent before `time` were expected.
-    fn no_packet_before(&mut self, time: u64) -> Result<(), String> {
+    fn no_packet_before(&mut self, time: Time) -> Result<(), String> {
         match self.bed.sent.front() {
             Some((at, _)) if at.saturating_add(LATE) < time => {
                 Err(format!("expected nothing more before{}", self.waiting()))
@@ -348,10 +349,10 @@ impl Runner {
             "cwnd" => info.cwnd,
             "ssthresh" => info.recovery.ssthresh,
             "pipe" => info.recovery.pipe,
-            "srtt" => info.srtt,
-            "rttvar" => info.recovery.rttvar,
-            "min_rtt" => info.recovery.min_rtt.unwrap_or(0),
-            "rto" => info.recovery.rto,
+            "srtt" => info.srtt.get(),
+            "rttvar" => info.recovery.rttvar.get(),
+            "min_rtt" => info.recovery.min_rtt.unwrap_or_default().get(),
+            "rto" => info.recovery.rto.get(),
             "mss" => info.mss.into(),
             "fast" => stats.fast.into(),
             "timeout" => stats.timeout.into(),
@@ -389,7 +390,7 @@ fn name_of(event: &Event) -> String {
     }
 }
 
-fn span(from: u64, to: u64) -> String {
+fn span(from: Time, to: Time) -> String {
     let (first, last) = (seconds(from - BEGINNING), seconds(to - BEGINNING));
     if from == to { first } else { format!("{first}~{last}") }
 }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use offcore_stats::SplitMix;
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::proto::{AppId, Cause, ConnId, Event};
 
 use crate::end::End;
@@ -15,7 +16,7 @@ struct Open {
     request: Request,
     connected: bool,
     /// Time at which the client aborts the connection.
-    abort_at: u64,
+    abort_at: Time,
 }
 
 /// Opens connections, up to a maximum number at a time.
@@ -48,7 +49,7 @@ impl Client {
     }
 
     /// Opens another connection and serves one.
-    pub(crate) fn round(&mut self, now: u64, end: &mut End, most: usize) {
+    pub(crate) fn round(&mut self, now: Time, end: &mut End, most: usize) {
         if self.left > 0 && self.open.len() < most && self.chance.below(4) == 0 {
             self.connect(now, end);
         }
@@ -62,7 +63,7 @@ impl Client {
         self.look(now, conn, end);
     }
 
-    fn connect(&mut self, now: u64, end: &mut End) {
+    fn connect(&mut self, now: Time, end: &mut End) {
         let to = if self.chance.below(2) == 0 { "10.0.0.2" } else { "2001:db8::2" };
         let (stack, out) = end.path.call();
         let Ok(conn) =
@@ -88,12 +89,13 @@ impl Client {
         session.slow = self.chance.below(8) == 0;
         session.write(&request.to_bytes(), request.key, there.into());
         session.expect(!request.key);
-        let abort_at = if by_client { now + self.chance.below(3000) } else { u64::MAX };
+        let abort_at =
+            if by_client { now + Micros::from_millis(3).random(&mut self.chance) } else { Time::NEVER };
         self.order.push(conn);
         self.open.insert(conn, Open { session, request, connected: false, abort_at });
     }
 
-    pub(crate) fn event(&mut self, now: u64, event: Event, end: &mut End) {
+    pub(crate) fn event(&mut self, now: Time, event: Event, end: &mut End) {
         let (Event::Connected(conn)
         | Event::Readable(conn)
         | Event::Writable(conn)
@@ -114,7 +116,7 @@ impl Client {
     }
 
     /// Serves a connection, and ends it if that is due.
-    fn look(&mut self, now: u64, conn: ConnId, end: &mut End) {
+    fn look(&mut self, now: Time, conn: ConnId, end: &mut End) {
         let Some(open) = self.open.get_mut(&conn) else { return };
         if now >= open.abort_at {
             return self.abort(now, conn, end);
@@ -145,7 +147,7 @@ impl Client {
     }
 
     /// Ends a connection prematurely.
-    fn abort(&mut self, now: u64, conn: ConnId, end: &mut End) {
+    fn abort(&mut self, now: Time, conn: ConnId, end: &mut End) {
         self.aborted += 1;
         let (stack, out) = end.path.call();
         // Closing with unread bytes resets the connection, too.

@@ -2,6 +2,7 @@
 
 use offcore_session::datagram::Header;
 use offcore_stats::SplitMix;
+use offcore_stats::time::Time;
 use offcore_tcp::proto::{AppId, ConnId};
 
 use crate::end::End;
@@ -37,7 +38,7 @@ impl Datagrams {
     }
 
     /// Sends a datagram occasionally, and checks all received ones.
-    pub(crate) fn round(&mut self, now: u64, ends: [&mut End; 2], sends: bool) {
+    pub(crate) fn round(&mut self, now: Time, ends: [&mut End; 2], sends: bool) {
         for (index, (end, (socket, datagrams))) in ends.into_iter().zip(&mut self.sockets).enumerate() {
             let (stack, out) = end.path.call();
             let mut read = false;
@@ -68,7 +69,7 @@ impl Datagrams {
         }
     }
 
-    pub(crate) fn close(&mut self, now: u64, ends: &mut [End; 2]) {
+    pub(crate) fn close(&mut self, now: Time, ends: &mut [End; 2]) {
         for (end, (socket, _)) in ends.iter_mut().zip(self.sockets.drain(..)) {
             let (stack, out) = end.path.call();
             stack.close(now, socket, out);

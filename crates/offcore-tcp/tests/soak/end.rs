@@ -7,6 +7,7 @@ use offcore_dma::fault::{FaultCounts, Faults, FaultyChannel};
 use offcore_dma::{Binding, Context, Mode, Mover};
 use offcore_mem::{BURST, Burst, HEADROOM, Hugepages, Pool, PoolCache};
 use offcore_stats::StageClock;
+use offcore_stats::time::Time;
 use offcore_tcp::path::Path;
 use offcore_tcp::proto::{Config, Event, IfaceConfig, Out, Prefix, Stack};
 use offcore_wire::MacAddr;
@@ -36,7 +37,11 @@ impl End {
             Prefix { address: [0x2001, 0xdb8, 0, 0, 0, 0, 0, last.into()].into(), len: 64 },
         ];
         let mac = MacAddr([2, 0, 0, 0, 0, last]);
-        stack.add_iface(1, &IfaceConfig { mac, mtu: MTU, addresses, routes: Vec::new() }, &mut out);
+        stack.add_iface(
+            Time::from_micros(1),
+            &IfaceConfig { mac, mtu: MTU, addresses, routes: Vec::new() },
+            &mut out,
+        );
         let memory = stack.memory_used();
         let pool = Pool::new(BUFFERS, 2048, Hugepages::None).unwrap();
         let mut mover = Mover::new();
@@ -57,7 +62,7 @@ impl End {
     }
 
     /// Receives a frame. It is lost if no buffer is free, or if copies hold too many buffers.
-    pub(crate) fn receive(&mut self, now: u64, frame: &[u8]) {
+    pub(crate) fn receive(&mut self, now: Time, frame: &[u8]) {
         if !self.path.is_open() {
             return;
         }
@@ -74,7 +79,7 @@ impl End {
     }
 
     /// Runs one turn and returns the frames that it sends.
-    pub(crate) fn turn(&mut self, now: u64) -> Vec<Vec<u8>> {
+    pub(crate) fn turn(&mut self, now: Time) -> Vec<Vec<u8>> {
         self.with(|path, ctx| {
             ctx.mover.poll(ctx.clock);
             path.turn(ctx, now, BURST);

@@ -5,6 +5,7 @@ use std::collections::BinaryHeap;
 use offcore_dma::Mode;
 use offcore_dma::fault::Faults;
 use offcore_stats::SplitMix;
+use offcore_stats::time::{Micros, Time};
 use offcore_wire::ethernet;
 
 use crate::client::Client;
@@ -13,17 +14,17 @@ use crate::end::End;
 use crate::server::Server;
 use crate::{AT_A_TIME, SECOND};
 
-/// Duration of a transmission and of a round, in microseconds.
-const DELAY: u64 = 100;
-const ROUND: u64 = 10;
+/// Duration of a transmission and of a round.
+const DELAY: Micros = Micros::new(100);
+const ROUND: Micros = Micros::new(10);
 /// Maximum time that is skipped while nothing happens.
-const SKIP: u64 = SECOND / 10;
+const SKIP: Micros = Micros::from_millis(100);
 /// Number of frames per thousand that are lost, and likewise that are delayed, duplicated and corrupted.
 const IMPAIRED: u64 = 10;
 
 /// A frame in transit: arrival time, number, destination, bytes. The earliest frame is the greatest.
 #[derive(PartialEq, Eq)]
-struct Flying(u64, u64, usize, Vec<u8>);
+struct Flying(Time, u64, usize, Vec<u8>);
 
 impl Ord for Flying {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
@@ -39,7 +40,7 @@ impl PartialOrd for Flying {
 
 /// Both hosts and the link between them.
 pub(crate) struct World {
-    pub(crate) now: u64,
+    pub(crate) now: Time,
     pub(crate) client: Client,
     pub(crate) server: Server,
     pub(crate) datagrams: Datagrams,
@@ -58,10 +59,18 @@ impl World {
         let (client, server) = (Client::new(seed), Server::open(&mut ends[1]));
         let datagrams = Datagrams::open(seed, &mut ends);
         let chance = SplitMix::new(seed);
-        let mut world =
-            Self { now: 1, client, server, datagrams, ends, flying: BinaryHeap::new(), number: 0, chance };
+        let mut world = Self {
+            now: Time::from_micros(1),
+            client,
+            server,
+            datagrams,
+            ends,
+            flying: BinaryHeap::new(),
+            number: 0,
+            chance,
+        };
         // Duplicate address detection of IPv6 takes some time.
-        while world.now < 3 * SECOND {
+        while world.now < Time::from_secs(3) {
             world.round();
         }
         world
@@ -72,7 +81,7 @@ impl World {
         let now = self.now;
         self.deliver();
         let [client, server] = &mut self.ends;
-        if now >= 3 * SECOND {
+        if now >= Time::from_secs(3) {
             self.client.round(now, client, AT_A_TIME);
             self.server.round(now, server);
             self.datagrams.round(now, [client, server], !self.client.is_done());
@@ -94,7 +103,7 @@ impl World {
         if !self.ends.iter_mut().any(|end| end.is_busy()) {
             let due = self.ends.iter().filter_map(|end| end.path.stack.deadline(now)).min();
             let arrives = self.flying.peek().map(|first| first.0);
-            let next = due.into_iter().chain(arrives).min().unwrap_or(u64::MAX);
+            let next = due.into_iter().chain(arrives).min().unwrap_or(Time::NEVER);
             let skip = if self.client.is_idle() && self.server.is_idle() { SKIP } else { SECOND / 1000 };
             self.now = next.clamp(self.now, now + skip);
         }
@@ -104,7 +113,7 @@ impl World {
     pub(crate) fn state(&self) -> String {
         let stacks = self.ends.iter().map(|end| &end.path.stack);
         let infos: Vec<_> = stacks.flat_map(|stack| stack.all().map(|conn| stack.info(conn))).collect();
-        format!("{} {infos:?} {:?} {:?}", self.now, self.client, self.server)
+        format!("{:?} {infos:?} {:?} {:?}", self.now, self.client, self.server)
     }
 
     fn happens(&mut self) -> bool {
@@ -121,7 +130,7 @@ impl World {
             let at = ethernet::HEADER_LEN + self.chance.below(len) as usize;
             frame[at] ^= 1 << self.chance.below(8);
         }
-        let late = if self.happens() { self.chance.below(10 * DELAY) } else { 0 };
+        let late = if self.happens() { (10 * DELAY).random(&mut self.chance) } else { Micros::ZERO };
         let copies = 1 + usize::from(self.happens());
         for _ in 0..copies {
             self.number += 1;

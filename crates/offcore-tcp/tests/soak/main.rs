@@ -16,15 +16,16 @@ use std::time::{Duration, Instant};
 
 use offcore_dma::Mode;
 use offcore_dma::fault::Faults;
+use offcore_stats::time::Micros;
 
 use link::World;
 
-const SECOND: u64 = 1_000_000;
+const SECOND: Micros = Micros::from_secs(1);
 /// Maximum number of connections at a time.
 const AT_A_TIME: usize = 100;
 const FULL: Duration = Duration::from_secs(600);
 /// Maximum virtual time in which no connection ends. Retransmission timeouts double up to two minutes.
-const NO_PROGRESS: u64 = 600 * SECOND;
+const NO_PROGRESS: Micros = Micros::from_secs(600);
 
 /// Prints the seed when the test panics.
 struct Seed(u64);

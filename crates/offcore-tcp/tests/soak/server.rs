@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use offcore_stats::time::Time;
 use offcore_tcp::proto::{AppId, Cause, ConnId, Event};
 
 use crate::end::End;
@@ -38,20 +39,20 @@ impl Server {
         self.open.is_empty()
     }
 
-    pub(crate) fn close(&mut self, now: u64, end: &mut End) {
+    pub(crate) fn close(&mut self, now: Time, end: &mut End) {
         let (stack, out) = end.path.call();
         stack.unlisten(now, self.listener, out);
     }
 
     /// Serves one connection.
-    pub(crate) fn round(&mut self, now: u64, end: &mut End) {
+    pub(crate) fn round(&mut self, now: Time, end: &mut End) {
         self.turn += 1;
         if let Some(conn) = self.order.get(self.turn % self.order.len().max(1)).copied() {
             self.look(now, conn, true, end);
         }
     }
 
-    pub(crate) fn event(&mut self, now: u64, event: Event, end: &mut End) {
+    pub(crate) fn event(&mut self, now: Time, event: Event, end: &mut End) {
         match event {
             Event::Incoming { listener } => {
                 while let Some(conn) = end.path.stack.accept(listener) {
@@ -82,7 +83,7 @@ impl Server {
     }
 
     /// Serves a connection, and ends it if that is due. A slow connection is read only in its turn.
-    fn look(&mut self, now: u64, conn: ConnId, turn: bool, end: &mut End) {
+    fn look(&mut self, now: Time, conn: ConnId, turn: bool, end: &mut End) {
         let Some(Open { session, request }) = self.open.get_mut(&conn) else { return };
         if request.is_none() {
             *request = session.take_request();
@@ -121,7 +122,7 @@ impl Server {
         self.close_and_forget(now, conn, end);
     }
 
-    fn close_and_forget(&mut self, now: u64, conn: ConnId, end: &mut End) {
+    fn close_and_forget(&mut self, now: Time, conn: ConnId, end: &mut End) {
         let (stack, out) = end.path.call();
         stack.close(now, conn, out);
         self.forget(conn);

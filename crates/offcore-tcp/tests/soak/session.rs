@@ -4,14 +4,15 @@
 use std::sync::Arc;
 
 use offcore_session::{Reader, Writer};
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::proto::{AppId, Cause, ConnId, KeepAlive};
 
-use crate::SECOND;
 use crate::end::End;
 
 /// Maximum number of bytes per read or write.
 const CHUNK: usize = 16 << 10;
-const KEEP_ALIVE: KeepAlive = KeepAlive { idle: 20 * SECOND, interval: 5 * SECOND, probes: 9 };
+const KEEP_ALIVE: KeepAlive =
+    KeepAlive { idle: Micros::from_secs(20), interval: Micros::from_secs(5), probes: 9 };
 /// Length of a request in bytes.
 pub(crate) const REQUEST: usize = 24;
 
@@ -72,7 +73,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn open(now: u64, end: &mut End, conn: ConnId) -> Self {
+    pub(crate) fn open(now: Time, end: &mut End, conn: ConnId) -> Self {
         let (stack, out) = end.path.call();
         // A reset may be lost. A side that only waits needs keep-alive probes to notice that the peer is gone.
         stack.set_keepalive(now, conn, Some(KEEP_ALIVE), out).unwrap();
@@ -115,7 +116,7 @@ impl Session {
     }
 
     /// Reads and checks the received bytes.
-    pub(crate) fn read(&mut self, now: u64, conn: ConnId, end: &mut End) {
+    pub(crate) fn read(&mut self, now: Time, conn: ConnId, end: &mut End) {
         let mut chunk = [0; CHUNK];
         loop {
             let n = self.reader.read(&mut chunk);
@@ -132,7 +133,7 @@ impl Session {
     }
 
     /// Writes as much as fits, and then ends the stream.
-    pub(crate) fn pump(&mut self, now: u64, conn: ConnId, end: &mut End) {
+    pub(crate) fn pump(&mut self, now: Time, conn: ConnId, end: &mut End) {
         let (stack, out) = end.path.call();
         while self.written < self.to_write {
             let n = self.writer.space().min((self.to_write - self.written) as usize).min(CHUNK);

@@ -2,6 +2,7 @@
 
 use std::net::Ipv4Addr;
 
+use offcore_stats::time::Time;
 use offcore_tcp::proto::Config;
 use offcore_wire::{EtherType, IpProtocol, Ipv4Header, MacAddr, Sum, ethernet, icmpv4, ipv4};
 
@@ -44,7 +45,7 @@ fn link_broadcast_echo_is_ignored() {
     ] {
         let mut host = Host::new(1, 1500, Config::default());
         host.frames.clear();
-        host.receive(1, &mut [echo(station, to)]);
+        host.receive(Time::from_micros(1), &mut [echo(station, to)]);
         assert_eq!(host.frames.len(), answers, "{station:?} {to}");
         assert!(host.frames.iter().all(|frame| frame[6..12] == mac(1).0 && frame[..6] == mac(2).0));
     }

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use offcore_session::datagram::Header;
 use offcore_session::{Datagrams, Segment, Segments, Wanted};
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::proto::{AppId, AppMemory, CallError, Config, ConnId, Event, HEAD, Out, Stack};
 
 use crate::host::Host;
 use crate::streams::content;
 use crate::world::World;
 
-const SECOND: u64 = 1_000_000;
+const SECOND: Micros = Micros::from_secs(1);
 const MEGABYTE: usize = 1 << 20;
 
 fn world() -> World {
@@ -74,7 +75,7 @@ fn applications_have_separate_memory() {
 /// Measures an application while another one hoards memory. The hoarder at host 1 reads nothing, and the one at host 0
 /// gets no acknowledgements, until both have no memory left. Returns the duration of the measured application's stream,
 /// and the number of bytes that fit into a quiet connection.
-fn measure_with_hoarder(hoards: bool, apart: bool) -> (u64, usize) {
+fn measure_with_hoarder(hoards: bool, apart: bool) -> (Micros, usize) {
     let mut world = world();
     let mut apps = || {
         let other = [0, 1].map(|host: usize| {
@@ -114,7 +115,7 @@ fn greedy_application_spares_others() {
     assert_eq!(measure_with_hoarder(true, true), alone);
     // Counter-check: the measurement changes if both use the same memory.
     let (time, space) = measure_with_hoarder(true, false);
-    assert!(time > 2 * alone.0 && space < alone.1, "{time} us, {space} bytes; alone {alone:?}");
+    assert!(time > 2 * alone.0 && space < alone.1, "{time:?}, {space} bytes; alone {alone:?}");
 }
 
 #[test]
@@ -189,15 +190,15 @@ fn waiting_socket_gets_freed_memory() {
         let socket = stack.open_datagrams(app, None, 0).unwrap();
         let memory = Arc::clone(stack.memory(app));
         let _ = memory.slot(stack.slot(socket).unwrap()).unwrap().want(60_000);
-        stack.written(SECOND, socket, &mut out).unwrap();
+        stack.written(Time::from_secs(1), socket, &mut out).unwrap();
         socket
     });
     stack.want_room(sockets[15]);
-    stack.timers(SECOND, &mut out);
+    stack.timers(Time::from_secs(1), &mut out);
     assert_eq!(out.events, [], "there is none");
-    assert!(stack.deadline(SECOND).is_some_and(|due| due <= 2 * SECOND));
-    stack.close(SECOND, sockets[0], &mut out);
-    stack.timers(SECOND, &mut out);
+    assert!(stack.deadline(Time::from_secs(1)).is_some_and(|due| due <= Time::from_secs(2)));
+    stack.close(Time::from_secs(1), sockets[0], &mut out);
+    stack.timers(Time::from_secs(1), &mut out);
     assert_eq!(out.events, [Event::Writable(sockets[15])]);
 }
 
@@ -208,7 +209,7 @@ fn idle_socket_keeps_small_block() {
     let app = stack.add_app(AppMemory::new(16 * MEGABYTE, Arc::default()).unwrap());
     let mut out = Out::default();
     let before = stack.memory_used_by(app);
-    let mut now = SECOND;
+    let mut now = Time::from_secs(1);
     for _ in 0..2000 {
         let socket = stack.open_datagrams(app, None, 0).unwrap();
         let memory = Arc::clone(stack.memory(app));
@@ -337,9 +338,9 @@ fn many_sockets_are_opened_while_memory_grows() {
     let mut stack = Stack::new(Config::default()).unwrap();
     let app = stack.add_app(AppMemory::new(256 * MEGABYTE, Arc::default()).unwrap());
     let mut out = Out::default();
-    for now in 0..90 {
+    for now in (0..90).map(Time::from_micros) {
         for _ in 0..16 {
-            assert!(stack.open_datagrams(app, None, 0).is_ok(), "in round {now}");
+            assert!(stack.open_datagrams(app, None, 0).is_ok(), "at {now:?}");
         }
         stack.timers(now, &mut out);
         if let Some(wanted) = wanted(&stack, app) {

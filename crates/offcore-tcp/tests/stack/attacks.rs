@@ -3,6 +3,7 @@
 
 use std::net::Ipv4Addr;
 
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::proto::{AppId, Config, ConnId, DropReason};
 use offcore_wire::{Arp, ArpOperation, EtherType, MacAddr, TcpFlags, TcpHeader, TcpOptions, arp, ethernet};
 
@@ -11,14 +12,21 @@ use crate::host::{Host, mac};
 use crate::hostile::peer::{self, THEIRS};
 use crate::world::World;
 
-const SECOND: u64 = 1_000_000;
+const SECOND: Micros = Micros::from_secs(1);
 const ISN: u32 = 100;
 
 fn header(port: u16, seq: u32, ack: u32, flags: TcpFlags, window: u16) -> TcpHeader {
     TcpHeader { src_port: port, dst_port: 7, seq, ack, flags, window, urgent: 0 }
 }
 
-fn send(host: &mut Host, now: u64, from: Ipv4Addr, header: &TcpHeader, options: &TcpOptions, payload: &[u8]) {
+fn send(
+    host: &mut Host,
+    now: Time,
+    from: Ipv4Addr,
+    header: &TcpHeader,
+    options: &TcpOptions,
+    payload: &[u8],
+) {
     let mut frame = forge(&peer::front(), from, header, options);
     if !payload.is_empty() {
         append(&mut frame, payload);
@@ -27,7 +35,7 @@ fn send(host: &mut Host, now: u64, from: Ipv4Addr, header: &TcpHeader, options: 
 }
 
 /// Answers an ARP request for the peer.
-fn resolve(host: &mut Host, now: u64) {
+fn resolve(host: &mut Host, now: Time) {
     if host.frames.iter().any(|frame| peer::asks(frame)) {
         host.receive(now, &mut [peer::arp(ArpOperation::Reply)]);
     }
@@ -36,7 +44,7 @@ fn resolve(host: &mut Host, now: u64) {
 /// Performs a handshake. Returns the host's next sequence number and its connection.
 fn perform_handshake(
     host: &mut Host,
-    now: u64,
+    now: Time,
     port: u16,
     window: u16,
     scale: Option<u8>,
@@ -57,7 +65,7 @@ fn perform_handshake(
 fn host(config: Config) -> Host {
     let mut host = Host::new(1, 1500, config);
     host.listen(7, 4096);
-    host.receive(SECOND, &mut [peer::arp(ArpOperation::Request)]);
+    host.receive(Time::from_secs(1), &mut [peer::arp(ArpOperation::Request)]);
     host.frames.clear();
     host
 }
@@ -78,7 +86,7 @@ fn arp_from(ip: Ipv4Addr) -> Vec<u8> {
 }
 
 /// Returns the identification of the host's packets, as an attacker can see it by sending to a closed port.
-fn ident(host: &mut Host, now: u64, me: Ipv4Addr) -> u16 {
+fn ident(host: &mut Host, now: Time, me: Ipv4Addr) -> u16 {
     host.frames.clear();
     let mut question = header(5555, 1, 1, TcpFlags::ACK, 1000);
     question.dst_port = 9999;
@@ -107,14 +115,14 @@ fn udp(from: Ipv4Addr, ports: (u16, u16)) -> Vec<u8> {
 #[test]
 fn zero_window_orphan_times_out() {
     let mut host = host(Config::default());
-    let mut now = 2 * SECOND;
+    let mut now = Time::from_secs(2);
     let (isn, conn) = perform_handshake(&mut host, now, 4000, 0, None).unwrap();
     host.send(now, conn, &vec![7; 256 << 10]);
     host.release(now, conn);
     let mut next = now;
-    while now < 3600 * SECOND && host.stack.connections() > 0 {
-        now = next.max(now + 1);
-        next = host.poll(now).unwrap_or(u64::MAX);
+    while now < Time::ZERO + 3600 * SECOND && host.stack.connections() > 0 {
+        now = next.max(now + Micros::new(1));
+        next = host.poll(now).unwrap_or(Time::NEVER);
         resolve(&mut host, now);
         let asked = host.frames.drain(..).filter_map(|frame| frame::read(&frame)).count();
         if asked > 0 {
@@ -126,21 +134,21 @@ fn zero_window_orphan_times_out() {
                 &TcpOptions::NONE,
                 &[],
             );
-            next = now + 1;
+            next = now + Micros::new(1);
         }
-        if next == u64::MAX {
+        if next == Time::NEVER {
             break;
         }
     }
     // Five minutes, and a second per KiB of the data.
-    assert_eq!((now / SECOND - 2, host.stack.connections()), (300 + 256, 0));
+    assert_eq!((now.as_secs() - 2, host.stack.connections()), (300 + 256, 0));
 }
 
 /// A peer with many cheap connections must not prevent the service of others.
 #[test]
 fn out_of_order_flood_spares_others() {
     let mut host = host(Config::default());
-    let now = 2 * SECOND;
+    let now = Time::from_secs(2);
     let (mut packets, mut conns) = (0, 0);
     for port in 2000..4000u16 {
         let Some((isn, _)) = perform_handshake(&mut host, now, port, u16::MAX, Some(7)) else { break };
@@ -186,7 +194,7 @@ fn out_of_order_flood_spares_others() {
 fn segments_below_holes_have_priority() {
     const CONNECTIONS: u16 = 300;
     let mut host = host(Config { memory: 4 << 20, ..Config::default() });
-    let mut now = 2 * SECOND;
+    let mut now = Time::from_secs(2);
     let mut conns = Vec::new();
     for port in 2000..2000 + CONNECTIONS {
         conns.push((port, perform_handshake(&mut host, now, port, u16::MAX, Some(7)).unwrap()));
@@ -216,7 +224,7 @@ fn segments_below_holes_have_priority() {
 }
 
 /// Returns the number of segments that each of five calls sends when many timers are due.
-fn sent_per_call(host: &mut Host, now: u64) -> [usize; 5] {
+fn sent_per_call(host: &mut Host, now: Time) -> [usize; 5] {
     [(); 5].map(|()| {
         host.stack.timers(now, &mut host.out);
         host.out.controls.drain(..).filter(|sent| frame::read(sent.bytes()).is_some()).count()
@@ -227,7 +235,7 @@ fn sent_per_call(host: &mut Host, now: u64) -> [usize; 5] {
 fn timers_of_a_call_are_limited() {
     const COUNT: u16 = 200;
     const CALLS: [usize; 5] = [64, 64, 64, 8, 0];
-    let now = 2 * SECOND;
+    let now = Time::from_secs(2);
     let mut half_open = host(Config::default());
     for port in 2000..2000 + COUNT {
         send(&mut half_open, now, THEIRS, &header(port, ISN, 0, TcpFlags::SYN, 512), &TcpOptions::NONE, &[]);
@@ -260,7 +268,7 @@ fn timers_of_a_call_are_limited() {
 #[test]
 fn idle_connections_do_not_exhaust_memory() {
     let mut host = host(Config::default());
-    let mut now = 2 * SECOND;
+    let mut now = Time::from_secs(2);
     for port in 1024..31_024u16 {
         assert!(
             perform_handshake(&mut host, now, port, u16::MAX, Some(7)).is_some(),
@@ -338,7 +346,7 @@ fn arp_flood_keeps_used_neighbours() {
 fn ip_identification_is_per_destination() {
     let me = Ipv4Addr::new(192, 168, 0, 66);
     let mut host = host(Config::default());
-    let now = 2 * SECOND;
+    let now = Time::from_secs(2);
     perform_handshake(&mut host, now, 4000, u16::MAX, None).unwrap();
     let before = ident(&mut host, now, me);
     // A reset in the window with the peer's source address causes a challenge ACK.
@@ -352,7 +360,7 @@ fn ip_identification_is_per_destination() {
 #[test]
 fn long_overlapping_segment_is_trimmed() {
     let mut host = host(Config::default());
-    let now = 2 * SECOND;
+    let now = Time::from_secs(2);
     let (isn, conn) = perform_handshake(&mut host, now, 4000, u16::MAX, Some(7)).unwrap();
     let bytes: Vec<u8> = (0..65_495u32).map(|at| (at / 256) as u8).collect();
     let first = header(4000, ISN + 1, isn, TcpFlags::ACK, 512);
@@ -367,10 +375,10 @@ fn long_overlapping_segment_is_trimmed() {
 #[test]
 fn long_segment_delays_no_later_acks() {
     let mut host = host(Config::default());
-    let now = 2 * SECOND;
+    let now = Time::from_secs(2);
     let (isn, _) = perform_handshake(&mut host, now, 4000, u16::MAX, Some(7)).unwrap();
     let mut seq = ISN + 1;
-    let mut push = |host: &mut Host, now: u64, len: usize| {
+    let mut push = |host: &mut Host, now: Time, len: usize| {
         let sent = header(4000, seq, isn, TcpFlags::ACK, 512);
         send(host, now, THEIRS, &sent, &TcpOptions::NONE, &vec![7; len]);
         seq += len as u32;
@@ -400,7 +408,7 @@ fn icmp_rate_limit_hides_open_ports() {
     let socket = host.stack.open_datagrams(AppId::OWN, None, 0).unwrap();
     let _ = socket;
     let mut found = Vec::new();
-    let mut now = 10 * SECOND;
+    let mut now = Time::from_secs(10);
     for first in (32_000..34_000u16).step_by(1000) {
         now += SECOND;
         host.receive(now, &mut [peer::arp(ArpOperation::Request)]);
@@ -427,7 +435,7 @@ fn datagram_ports_are_random() {
         host.stack.open_datagrams(AppId::OWN, None, 0).unwrap();
         host.frames.clear();
         // This is the first port of the range. If it is open, no ICMP error is sent.
-        host.receive(3 * SECOND, &mut [udp(THEIRS, (53, 32_768))]);
+        host.receive(Time::from_secs(3), &mut [udp(THEIRS, (53, 32_768))]);
         host.frames.is_empty()
     });
     assert_ne!(ports, [true; 2], "it is always 32768");
@@ -437,7 +445,7 @@ fn datagram_ports_are_random() {
 #[test]
 fn spoofed_segments_do_not_delay_keepalive() {
     let mut host = host(Config::default());
-    let mut now = 2 * SECOND;
+    let mut now = Time::from_secs(2);
     let (_, conn) = perform_handshake(&mut host, now, 4000, u16::MAX, None).unwrap();
     let wanted = offcore_tcp::proto::KeepAlive { idle: 10 * SECOND, interval: SECOND, probes: 3 };
     host.stack.set_keepalive(now, conn, Some(wanted), &mut host.out).unwrap();
@@ -459,7 +467,7 @@ fn spoofed_segments_do_not_delay_keepalive() {
 #[test]
 fn forged_path_mtu_does_not_last() {
     let mut world = World::new(1, 1500, Config::default());
-    world.delay = 20_000;
+    world.delay = Micros::from_millis(20);
     world.hosts[1].listen(7, 16);
     world.run(2 * SECOND);
     let conn = world.hosts[0].connect(world.now, "10.0.0.2:7");

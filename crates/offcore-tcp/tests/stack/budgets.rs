@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use offcore_session::{Budget, Charge};
+use offcore_stats::time::Micros;
 use offcore_tcp::proto::{AppId, AppMemory, CallError, Config, ConnId, DropReason, Stack};
 
 use crate::host::Host;
 use crate::streams::content;
 use crate::world::World;
 
-const SECOND: u64 = 1_000_000;
+const SECOND: Micros = Micros::from_secs(1);
 const MEGABYTE: usize = 1 << 20;
 
 /// Creates hosts that know each other's MAC address.

@@ -1,5 +1,6 @@
 //! Buffer sizes: limits of unsent and of unread data, and the memory of an idle session.
 
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::proto::{Buffers, Config, ConnId};
 use offcore_wire::TcpFlags;
 
@@ -8,7 +9,7 @@ use crate::host::Host;
 use crate::streams::content;
 use crate::world::World;
 
-const SECOND: u64 = 1_000_000;
+const SECOND: Micros = Micros::from_secs(1);
 const FIRST: usize = 100_000;
 
 /// Returns two hosts with a connection between them, and both ends.
@@ -24,7 +25,7 @@ fn connected(config: Config, set: impl FnOnce(&mut Host)) -> (World, [ConnId; 2]
 }
 
 /// Writes without waiting, into free space and into space that the stack grants at once.
-fn write(host: &mut Host, now: u64, conn: ConnId, bytes: &[u8]) -> usize {
+fn write(host: &mut Host, now: Time, conn: ConnId, bytes: &[u8]) -> usize {
     let mut done = 0;
     for _ in 0..2 {
         let Host { sessions, stack, out, .. } = host;
@@ -37,10 +38,10 @@ fn write(host: &mut Host, now: u64, conn: ConnId, bytes: &[u8]) -> usize {
 #[test]
 fn first_write_fills_the_buffer() {
     let (mut world, [here, _]) = connected(Config::default(), |_| ());
-    for idle in [0, 3 * SECOND] {
+    for idle in [Micros::ZERO, 3 * SECOND] {
         world.run(idle);
         let now = world.now;
-        assert_eq!(write(&mut world.hosts[0], now, here, &content(1, FIRST)), FIRST, "after {idle} µs");
+        assert_eq!(write(&mut world.hosts[0], now, here, &content(1, FIRST)), FIRST, "after {idle:?}");
         world.run(SECOND);
     }
 }

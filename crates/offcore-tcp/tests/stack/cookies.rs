@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use offcore_stats::SplitMix;
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::proto::{AppMemory, Cause, Config, ConnId, CookieCounts, DropReason, Out};
 use offcore_wire::{TcpFlags, TcpHeader, TcpOptions};
 
@@ -13,7 +14,7 @@ use crate::host::Host;
 use crate::streams::content;
 use crate::world::{Impairment, World};
 
-const SECOND: u64 = 1_000_000;
+const SECOND: Micros = Micros::from_secs(1);
 
 /// Opens connections from host 0 to host 1, whose backlog is full. Each is accepted by a SYN cookie.
 fn by_cookies(connections: usize) -> (World, Vec<ConnId>) {
@@ -113,7 +114,7 @@ fn full_backlog_completes_handshakes_later() {
     // the handshake later.
     let mut world = World::new(1, 1500, Config::default());
     world.hosts[1].listen(7, 40);
-    world.hosts[0].connect(1, "10.0.0.2:9");
+    world.hosts[0].connect(Time::from_micros(1), "10.0.0.2:9");
     world.run(SECOND);
     let now = world.now;
     let conns: Vec<ConnId> = (0..100).map(|_| world.hosts[0].connect(now, "10.0.0.2:7")).collect();
@@ -225,7 +226,7 @@ fn syn_flood_spares_honest_clients() {
         }
         let mut frames: Vec<Vec<u8>> = (0..100).map(|_| flood(&mut chance, &like)).collect();
         world.hosts[1].receive(now, &mut frames);
-        world.run(1000);
+        world.run(Micros::from_millis(1));
         let stack = &world.hosts[1].stack;
         assert!(stack.flows() <= BACKLOG + honest.len(), "{} flows", stack.flows());
         assert!(stack.neighbours() <= 256 && stack.connections() <= honest.len());
@@ -253,7 +254,8 @@ fn send_syns(world: &mut World, like: &[u8], ports: RangeInclusive<u16>) -> (u64
     for (to, number) in ports.flat_map(|to| (1..=4000).map(move |number| (to, number))) {
         let header = TcpHeader { dst_port: to, ..header(number, 5, 0, TcpFlags::SYN) };
         let from = [192, 168, 0, 1].into();
-        world.hosts[1].receive(SECOND, &mut [frame::forge(like, from, &header, &TcpOptions::NONE)]);
+        world.hosts[1]
+            .receive(Time::from_secs(1), &mut [frame::forge(like, from, &header, &TcpOptions::NONE)]);
         world.hosts[1].frames.clear();
     }
     let after = counts(world);
@@ -277,7 +279,7 @@ fn users_share_half_open_connections() {
     assert_eq!(send_syns(&mut world, &like, 21..=30), (ALL / 2, 40_000 - ALL / 2), "of another user");
     // The first user's new connections get half.
     for listener in listeners {
-        world.hosts[1].stack.unlisten(SECOND, listener, &mut Out::default());
+        world.hosts[1].stack.unlisten(Time::from_secs(1), listener, &mut Out::default());
     }
     assert_eq!(world.hosts[1].stack.counts().half_open, ALL / 2);
     listen(&mut world, 1, 31..=40);

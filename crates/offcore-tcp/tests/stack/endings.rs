@@ -1,11 +1,12 @@
 //! Applications that close a connection that the peer has already ended.
 
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::proto::{Cause, Config, ConnId, KeepAlive, Out};
 
 use crate::streams::content;
 use crate::world::World;
 
-const SECOND: u64 = 1_000_000;
+const SECOND: Micros = Micros::from_secs(1);
 
 /// State of a connection when its peer resets it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -23,7 +24,7 @@ enum Left {
 fn reset(left: Left) -> (World, ConnId) {
     let mut world = World::new(1, 1500, Config::default());
     world.hosts[1].listen(7, 16);
-    let here = world.hosts[0].connect(1, "10.0.0.2:7");
+    let here = world.hosts[0].connect(Time::from_micros(1), "10.0.0.2:7");
     world.run(SECOND);
     let (there, now) = (world.hosts[1].accepted[0], world.now);
     let host = &mut world.hosts[0];
@@ -39,7 +40,7 @@ fn reset(left: Left) -> (World, ConnId) {
         Left::Unsent | Left::Starved => {
             host.latency = 200;
             host.send(now, here, &content(1, 200_000));
-            world.run(20);
+            world.run(Micros::new(20));
             world.hosts[0].starved = if left == Left::Starved { 50 } else { 0 };
         }
     }
@@ -82,7 +83,7 @@ fn reset_connection_sends_nothing() {
 fn planned() -> (World, ConnId, Out) {
     let mut world = World::new(1, 1500, Config::default());
     world.hosts[1].listen(7, 16);
-    let here = world.hosts[0].connect(1, "10.0.0.2:7");
+    let here = world.hosts[0].connect(Time::from_micros(1), "10.0.0.2:7");
     world.run(SECOND);
     let (host, mut out) = (&mut world.hosts[0], Out::default());
     host.send(world.now, here, &content(1, 10_000));

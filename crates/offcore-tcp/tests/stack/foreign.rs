@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use offcore_stats::SplitMix;
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::proto::{Config, ConnId};
 use proptest::prelude::*;
 use smoltcp::iface::{self, Interface, SocketHandle, SocketSet};
@@ -15,11 +16,11 @@ use crate::host::{Host, mac};
 use crate::streams::content;
 use crate::world::Impairment;
 
-const SECOND: u64 = 1_000_000;
+const SECOND: Micros = Micros::from_secs(1);
 /// The test fails if no data arrives for this many microseconds.
-const TIMEOUT: u64 = 600 * SECOND;
+const TIMEOUT: Micros = Micros::from_secs(600);
 /// Transmission time of a frame in microseconds.
-const DELAY: u64 = 1000;
+const DELAY: Micros = Micros::from_millis(1);
 const PORT: u16 = 7;
 
 /// smoltcp's end of the link.
@@ -103,13 +104,13 @@ struct Far {
 }
 
 struct Pair {
-    now: u64,
+    now: Time,
     case: Case,
     host: Host,
     far: Far,
     conn: Option<ConnId>,
     /// Frames in transit, by arrival time and number. The flag is set if the destination is our host.
-    flying: BTreeMap<(u64, u64), (bool, Vec<u8>)>,
+    flying: BTreeMap<(Time, u64), (bool, Vec<u8>)>,
     number: u64,
     chance: SplitMix,
 }
@@ -157,8 +158,8 @@ impl Far {
     }
 
     /// Does all work that is possible now, and returns the time of the next call.
-    fn poll(&mut self, now: u64, chunk: &mut impl FnMut() -> usize) -> Option<u64> {
-        let at = Instant::from_micros(now as i64);
+    fn poll(&mut self, now: Time, chunk: &mut impl FnMut() -> usize) -> Option<Time> {
+        let at = Instant::from_micros(now.as_micros() as i64);
         self.interface.poll(at, &mut self.wire, &mut self.sockets);
         let socket = self.sockets.get_mut::<Socket<'static>>(self.handle);
         if socket.can_send() && self.sent < self.to_send.len() {
@@ -178,8 +179,11 @@ impl Far {
         }
         let busy = socket.can_recv() || socket.can_send() && self.sent < self.to_send.len();
         self.interface.poll(at, &mut self.wire, &mut self.sockets);
-        let delay = self.interface.poll_delay(at, &self.sockets).map(|delay| delay.total_micros().max(1));
-        if busy { Some(now + 1) } else { delay.map(|delay| now + delay) }
+        let delay = self
+            .interface
+            .poll_delay(at, &self.sockets)
+            .map(|delay| Micros::new(delay.total_micros().max(1)));
+        if busy { Some(now + Micros::new(1)) } else { delay.map(|delay| now + delay) }
     }
 }
 
@@ -189,7 +193,16 @@ impl Pair {
         let chance = SplitMix::new(case.seed);
         let far = Far::new(case);
         let flying = BTreeMap::new();
-        Self { now: 1, case: case.clone(), host, far, conn: None, flying, number: 0, chance }
+        Self {
+            now: Time::from_micros(1),
+            case: case.clone(),
+            host,
+            far,
+            conn: None,
+            flying,
+            number: 0,
+            chance,
+        }
     }
 
     fn chunk(&mut self) -> usize {
@@ -213,7 +226,7 @@ impl Pair {
     }
 
     /// Runs for `time` microseconds.
-    fn run(&mut self, time: u64) {
+    fn run(&mut self, time: Micros) {
         let end = self.now + time;
         while self.now < end {
             let next = self.step();
@@ -222,7 +235,7 @@ impl Pair {
     }
 
     /// Does all work that is possible now, and returns the time of the next event.
-    fn step(&mut self) -> Option<u64> {
+    fn step(&mut self) -> Option<Time> {
         let impairment = Impairment {
             loss: self.case.loss,
             reorder: self.case.reorder,
@@ -256,7 +269,7 @@ impl Pair {
     }
 
     /// Our application reads and writes some bytes. Returns the time at which it has more to do.
-    fn application(&mut self, conn: ConnId, read: usize, write: usize) -> Option<u64> {
+    fn application(&mut self, conn: ConnId, read: usize, write: usize) -> Option<Time> {
         let Self { host, now, .. } = self;
         host.sessions.get_mut(&conn)?.appetite = read;
         host.read(*now, conn);
@@ -270,7 +283,7 @@ impl Pair {
         let session = &self.host.sessions[&conn];
         let more = session.reader.available() > 0
             || session.sent == session.to_send.len() && session.sent < all.len();
-        more.then_some(self.now + 1)
+        more.then_some(self.now + Micros::new(1))
     }
 
     /// Sends a frame over the link.
@@ -280,7 +293,8 @@ impl Pair {
             return;
         }
         let copies = 1 + usize::from(happens(impairment.duplicate));
-        let late = if happens(impairment.reorder) { self.chance.below(4 * DELAY) } else { 0 };
+        let late =
+            if happens(impairment.reorder) { (4 * DELAY).random(&mut self.chance) } else { Micros::ZERO };
         for _ in 0..copies {
             self.number += 1;
             self.flying.insert((self.now + DELAY + late, self.number), (to_us, frame.clone()));

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use offcore_session::{Reader, Writer};
 use offcore_stats::SplitMix;
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::proto::{
     AppId, Cause, Config, ConnId, ConnOptions, Event, HEAD, IfaceConfig, Out, Place, Placed, Plan, Prefix,
     Route, RxChecksum, RxSeg, Sealed, Stack, Verdict, sum_end,
@@ -116,7 +117,7 @@ impl Host {
         ];
         let routes = vec![Route::default_by([10, 0, 0, 3 - last].into())];
         let iface = IfaceConfig { mac: mac(last), mtu, addresses, routes };
-        stack.add_iface(1, &iface, &mut out);
+        stack.add_iface(Time::from_micros(1), &iface, &mut out);
         let mut host = Self {
             stack,
             out,
@@ -135,7 +136,7 @@ impl Host {
             is_busy: false,
             copies: Copies { in_flight: Vec::new(), chance: SplitMix::new(u64::from(last)) },
         };
-        host.take_out(1);
+        host.take_out(Time::from_micros(1));
         host
     }
 
@@ -143,17 +144,17 @@ impl Host {
         self.listener = Some(self.stack.listen(AppId::OWN, None, port, backlog, false).unwrap());
     }
 
-    pub(crate) fn connect(&mut self, now: u64, to: &str) -> ConnId {
+    pub(crate) fn connect(&mut self, now: Time, to: &str) -> ConnId {
         self.connect_for(AppId::OWN, now, to)
     }
 
     /// Connects on behalf of application `app`.
-    pub(crate) fn connect_for(&mut self, app: AppId, now: u64, to: &str) -> ConnId {
+    pub(crate) fn connect_for(&mut self, app: AppId, now: Time, to: &str) -> ConnId {
         self.connect_with(app, ConnOptions::default(), now, to)
     }
 
     /// Connects with non-default options.
-    pub(crate) fn connect_with(&mut self, app: AppId, options: ConnOptions, now: u64, to: &str) -> ConnId {
+    pub(crate) fn connect_with(&mut self, app: AppId, options: ConnOptions, now: Time, to: &str) -> ConnId {
         let to = to.parse().unwrap();
         let conn = self.stack.connect_with(now, app, options, None, to, &mut self.out).unwrap();
         self.open(conn);
@@ -180,17 +181,17 @@ impl Host {
     }
 
     /// Queues bytes for a connection to send.
-    pub(crate) fn send(&mut self, now: u64, conn: ConnId, bytes: &[u8]) {
+    pub(crate) fn send(&mut self, now: Time, conn: ConnId, bytes: &[u8]) {
         self.sessions.get_mut(&conn).unwrap().to_send.extend_from_slice(bytes);
         self.pump(now, conn);
     }
 
     /// Receives frames.
-    pub(crate) fn receive(&mut self, now: u64, frames: &mut [Vec<u8>]) {
+    pub(crate) fn receive(&mut self, now: Time, frames: &mut [Vec<u8>]) {
         self.receive_by(0, now, frames);
     }
 
-    pub(crate) fn receive_by(&mut self, iface: u8, now: u64, frames: &mut [Vec<u8>]) {
+    pub(crate) fn receive_by(&mut self, iface: u8, now: Time, frames: &mut [Vec<u8>]) {
         let verified = self.verified;
         let mut packets: Vec<RxSeg<'_>> = frames
             .iter_mut()
@@ -223,7 +224,7 @@ impl Host {
     }
 
     /// Runs timers, copies and transmission. Returns the time at which the next timer is due.
-    pub(crate) fn poll(&mut self, now: u64) -> Option<u64> {
+    pub(crate) fn poll(&mut self, now: Time) -> Option<Time> {
         self.stack.timers(now, &mut self.out);
         self.take_out(now);
         for _ in 0..32 {
@@ -239,7 +240,11 @@ impl Host {
             self.stack.rx(now, 0, &mut [], &mut self.out);
         }
         let busy = self.stack.has_ready() || !self.copies.in_flight.is_empty();
-        if busy { Some(now + 1) } else { self.stack.deadline(now).map(|due| due.max(now + 1)) }
+        if busy {
+            Some(now + Micros::new(1))
+        } else {
+            self.stack.deadline(now).map(|due| due.max(now + Micros::new(1)))
+        }
     }
 
     fn order(&mut self, copying: Copying) {
@@ -249,7 +254,7 @@ impl Host {
     }
 
     /// Completes copies in any order. Completions are reported in the order of the connection and direction.
-    fn complete(&mut self, now: u64) {
+    fn complete(&mut self, now: Time) {
         for (wait, _) in &mut self.copies.in_flight {
             *wait = wait.saturating_sub(1);
         }
@@ -285,7 +290,7 @@ impl Host {
     }
 
     /// Makes all copies, in random order if `shuffled` is set, and reports them in their own order.
-    fn drain(&mut self, now: u64) {
+    fn drain(&mut self, now: Time) {
         let copying = std::mem::take(&mut self.copies.in_flight);
         let mut order: Vec<usize> = (0..copying.len()).collect();
         if self.shuffled {
@@ -313,7 +318,7 @@ impl Host {
     }
 
     /// Completes a copy. Consecutive copies to an rx_fifo are merged in `done`.
-    fn finish(&mut self, now: u64, copying: Copying, done: &mut Option<Placed>) {
+    fn finish(&mut self, now: Time, copying: Copying, done: &mut Option<Placed>) {
         match copying {
             Copying::Place(place, bytes) => {
                 if !self.without_copies {
@@ -341,7 +346,7 @@ impl Host {
     }
 
     /// Processes the output of the stack.
-    fn take_out(&mut self, now: u64) {
+    fn take_out(&mut self, now: Time) {
         for control in self.out.controls.drain(..) {
             self.frames.push(control.bytes().to_vec());
         }
@@ -368,7 +373,7 @@ impl Host {
         self.take_events(now);
     }
 
-    fn take_events(&mut self, now: u64) {
+    fn take_events(&mut self, now: Time) {
         for event in std::mem::take(&mut self.out.events) {
             match event {
                 Event::Connected(conn) => {
@@ -404,7 +409,7 @@ impl Host {
     }
 
     /// Lets the application read up to `appetite` bytes.
-    pub(crate) fn read(&mut self, now: u64, conn: ConnId) {
+    pub(crate) fn read(&mut self, now: Time, conn: ConnId) {
         let Some(session) = self.sessions.get_mut(&conn) else { return };
         let len = session.reader.available().min(session.appetite);
         if len == 0 {
@@ -417,7 +422,7 @@ impl Host {
     }
 
     /// Lets the application write as much as fits.
-    pub(crate) fn pump(&mut self, now: u64, conn: ConnId) {
+    pub(crate) fn pump(&mut self, now: Time, conn: ConnId) {
         let Some(session) = self.sessions.get_mut(&conn) else { return };
         loop {
             let written = session.writer.write(&session.to_send[session.sent..]);
@@ -434,13 +439,13 @@ impl Host {
     }
 
     /// Ends the stream when all bytes are written.
-    pub(crate) fn close_after(&mut self, now: u64, conn: ConnId) {
+    pub(crate) fn close_after(&mut self, now: Time, conn: ConnId) {
         self.sessions.get_mut(&conn).unwrap().close_after = true;
         self.pump(now, conn);
     }
 
     /// Closes a connection.
-    pub(crate) fn release(&mut self, now: u64, conn: ConnId) {
+    pub(crate) fn release(&mut self, now: Time, conn: ConnId) {
         self.sessions.remove(&conn);
         self.stack.close(now, conn, &mut self.out);
         self.take_out(now);

@@ -1,11 +1,12 @@
 //! Connections of a host to its own addresses.
 
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::proto::{AppId, CallError, Cause, Config, IfaceConfig, Prefix};
 
 use crate::host::Host;
 use crate::streams::content;
 
-const SECOND: u64 = 1_000_000;
+const SECOND: Micros = Micros::from_secs(1);
 /// The port has interface 0.
 const LOOPBACK: u8 = 1;
 
@@ -13,7 +14,7 @@ const LOOPBACK: u8 = 1;
 fn host(config: Config) -> Host {
     let mut host = Host::new(1, 1500, config);
     assert_eq!(host.stack.add_loopback(), LOOPBACK);
-    host.poll(2 * SECOND);
+    host.poll(Time::from_secs(2));
     host.frames.clear();
     host.listen(7, 8);
     host
@@ -21,12 +22,12 @@ fn host(config: Config) -> Host {
 
 /// Delivers the frames of the loopback interface. Address announcements are sent by the port.
 #[track_caller]
-fn run(host: &mut Host, now: &mut u64, until: impl Fn(&Host) -> bool) {
+fn run(host: &mut Host, now: &mut Time, until: impl Fn(&Host) -> bool) {
     for _ in 0..10_000 {
         if until(host) {
             return;
         }
-        *now += 100;
+        *now += Micros::new(100);
         host.poll(*now);
         let mut frames = std::mem::take(&mut host.frames);
         frames.retain(|frame| frame[..6] == [0; 6]);
@@ -38,7 +39,7 @@ fn run(host: &mut Host, now: &mut u64, until: impl Fn(&Host) -> bool) {
 #[test]
 fn own_addresses_accept_connections() {
     for to in ["10.0.0.1:7", "[2001:db8::1]:7"] {
-        let (mut host, mut now) = (host(Config::default()), 3 * SECOND);
+        let (mut host, mut now) = (host(Config::default()), Time::from_secs(3));
         assert!(host.stack.reaches_listener(to.parse().unwrap()));
         let client = host.connect(now, to);
         run(&mut host, &mut now, |host| !host.accepted.is_empty());
@@ -61,7 +62,7 @@ fn own_addresses_accept_connections() {
 
 #[test]
 fn closed_ports_refuse_connections() {
-    let (mut host, mut now) = (host(Config::default()), 3 * SECOND);
+    let (mut host, mut now) = (host(Config::default()), Time::from_secs(3));
     assert!(!host.stack.reaches_listener("10.0.0.1:8".parse().unwrap()));
     assert!(!host.stack.reaches_listener("10.0.0.9:7".parse().unwrap()), "another host's address");
     let conn = host.connect(now, "10.0.0.1:8");
@@ -72,17 +73,17 @@ fn closed_ports_refuse_connections() {
 #[test]
 fn ephemeral_ports_differ_from_the_server() {
     let mut host = host(Config { ports: 7..=8, ..Config::default() });
-    let client = host.connect(3 * SECOND, "10.0.0.1:7");
+    let client = host.connect(Time::from_secs(3), "10.0.0.1:7");
     assert_eq!(host.stack.info(client).unwrap().local.port(), 8);
     let to = "10.0.0.1:7".parse().unwrap();
-    let again = host.stack.connect(3 * SECOND, AppId::OWN, None, to, &mut host.out);
+    let again = host.stack.connect(Time::from_secs(3), AppId::OWN, None, to, &mut host.out);
     assert_eq!(again.unwrap_err(), CallError::NoPort);
 }
 
 /// A packet from the network with the host's own address as its source is forged.
 #[test]
 fn forged_own_sources_are_dropped() {
-    let (mut host, now) = (host(Config::default()), 3 * SECOND);
+    let (mut host, now) = (host(Config::default()), Time::from_secs(3));
     host.connect(now, "10.0.0.1:7");
     host.poll(now);
     let mut frames = std::mem::take(&mut host.frames);
@@ -97,7 +98,7 @@ fn forged_own_sources_are_dropped() {
 /// A packet with the address of another interface of the host is forged, too.
 #[test]
 fn forged_sources_of_other_interfaces_are_dropped() {
-    let (mut host, mut now) = (host(Config::default()), 3 * SECOND);
+    let (mut host, mut now) = (host(Config::default()), Time::from_secs(3));
     let addresses = vec![Prefix { address: [10, 1, 0, 1].into(), len: 24 }];
     let config = IfaceConfig { mac: crate::host::mac(9), mtu: 1500, addresses, routes: Vec::new() };
     let other = host.stack.add_iface(now, &config, &mut host.out);

@@ -1,5 +1,6 @@
 //! Effects of connection and listener options on packets.
 
+use offcore_stats::time::Micros;
 use offcore_tcp::proto::{Algorithm, AppId, Config, ConnId, ConnOptions};
 use offcore_wire::TcpFlags;
 
@@ -7,7 +8,7 @@ use crate::frame;
 use crate::streams::content;
 use crate::world::World;
 
-const SECOND: u64 = 1_000_000;
+const SECOND: Micros = Micros::from_secs(1);
 
 /// Opens a connection from host 0 to host 1 with options at both ends, and exchanges some data.
 fn connected(to: &str, options: [ConnOptions; 2]) -> (World, [ConnId; 2]) {
@@ -113,11 +114,11 @@ fn pacing_rates_spread_data() {
             world.now - began
         };
         let took = transfer(&mut world, 200_000);
-        assert!((1_900_000..2_050_000).contains(&took), "{took}");
+        assert!((Micros::from_millis(1900)..Micros::from_millis(2050)).contains(&took), "{took:?}");
         // Two segments are sent at once, every 30 ms.
         let sent = world.trace.iter().filter(|(_, host, frame)| *host == by && frame.len() > 1000);
         let times: Vec<_> = sent.map(|(time, ..)| *time).collect();
-        assert!(times.windows(5).all(|times| times[4] - times[0] > 20_000), "{times:?}");
+        assert!(times.windows(5).all(|times| times[4] - times[0] > Micros::from_millis(20)), "{times:?}");
         world.hosts[by].stack.set_options(ends[by], usual).unwrap();
         assert!(transfer(&mut world, 200_000) < SECOND / 2);
     }

@@ -2,13 +2,14 @@
 
 use std::net::Ipv4Addr;
 
+use offcore_stats::time::Micros;
 use offcore_tcp::proto::Config;
 use offcore_wire::{IpProtocol, Ipv4Header, Sum, icmpv4};
 
 use crate::streams::content;
 use crate::world::World;
 
-const SECOND: u64 = 1_000_000;
+const SECOND: Micros = Micros::from_secs(1);
 const IP: usize = 14;
 const MTU: usize = 1300;
 
@@ -51,7 +52,7 @@ fn connections_share_the_path_mtu() {
     world.swallows = |frame| frame.len() > IP + MTU;
     let now = world.now;
     world.hosts[0].send(now, first, &content(1, 20_000));
-    world.run(1000);
+    world.run(Micros::from_millis(1));
     let long = world.trace.iter().find(|(_, host, frame)| *host == 0 && frame.len() > IP + MTU).unwrap();
     let mut report = [too_long(&long.2)];
     let now = world.now;

@@ -1,6 +1,7 @@
 //! Tests the fast path for segments whose headers repeat the headers of the previous segment. Its results must equal
 //! the results of the full processing, which applies to segments with unverified checksums.
 
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::proto::{Config, ConnId};
 use offcore_wire::{ArpOperation, TcpFlags, TcpHeader, TcpOptions, Timestamps};
 use proptest::prelude::*;
@@ -9,7 +10,6 @@ use crate::frame;
 use crate::host::Host;
 use crate::hostile::peer::{self, PEER_ISN, Peer};
 
-const SECOND: u64 = 1_000_000;
 const PORT: u16 = 7;
 /// Length of the headers with timestamps, in which a frame may have a changed byte, and the bytes that are never
 /// changed. These are lengths or would need another checksum.
@@ -43,7 +43,7 @@ enum Step {
 
 /// Two hosts that receive the same input.
 struct Twins {
-    now: u64,
+    now: Time,
     hosts: [Host; 2],
     peer: Peer,
     conn: ConnId,
@@ -51,7 +51,7 @@ struct Twins {
 
 impl Twins {
     fn new(timestamps: bool, ecn: bool) -> Self {
-        let now = 2 * SECOND;
+        let now = Time::from_secs(2);
         let mut peer = Peer::new((PORT, 40_000), true);
         let mut options = TcpOptions::NONE;
         options.mss = Some(1460);
@@ -66,7 +66,7 @@ impl Twins {
             let mut host = Host::new(1, 1500, config);
             host.verified = verified;
             host.listen(PORT, 4);
-            host.receive(SECOND, &mut [peer::arp(ArpOperation::Request)]);
+            host.receive(Time::from_secs(1), &mut [peer::arp(ArpOperation::Request)]);
             host.frames.clear();
             host
         });
@@ -148,7 +148,7 @@ impl Twins {
                 }
             }
             Step::Wait(micros) => {
-                self.now += u64::from(*micros);
+                self.now += Micros::new((*micros).into());
                 let now = self.now;
                 for host in &mut self.hosts {
                     host.poll(now);
@@ -235,7 +235,7 @@ fn ignored_window_applies_with_new_data() {
     }
     vector(&mut twins, &[(0, 300, 512), (300, 100, 512)]);
     for host in &mut twins.hosts {
-        host.poll(now + 1);
+        host.poll(now + Micros::new(1));
         let sent =
             |frame: &Vec<u8>| peer::segment(frame).is_some_and(|segment| !segment.payload().is_empty());
         assert!(host.frames.iter().any(sent), "verified: {}", host.verified);

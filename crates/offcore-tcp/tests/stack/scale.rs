@@ -1,5 +1,6 @@
 //! Many connections: the state that they leave behind, the reuse of their ports, and the independence of their timers.
 
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::proto::{AppId, CallError, Config, ConnId, Out};
 use offcore_wire::TcpFlags;
 
@@ -7,7 +8,7 @@ use crate::frame::{self, Seen};
 use crate::streams::content;
 use crate::world::{Impairment, World};
 
-const SECOND: u64 = 1_000_000;
+const SECOND: Micros = Micros::from_secs(1);
 const MANY: usize = 2000;
 
 /// Returns two hosts with `ports` ephemeral ports.
@@ -189,8 +190,8 @@ fn time_wait_outlives_listener() {
 
 /// Returns the times at which a connection retransmits while all its data is lost for 20 s and `others` send every half
 /// second.
-fn retransmissions(others: usize, swallows: fn(&[u8]) -> bool) -> Vec<u64> {
-    const START: u64 = 5 * SECOND;
+fn retransmissions(others: usize, swallows: fn(&[u8]) -> bool) -> Vec<Micros> {
+    const START: Time = Time::from_secs(5);
     let mut world = world(4000);
     world.hosts[1].listen(8, 16);
     let others = open(&mut world, others, "10.0.0.2:7");
@@ -206,7 +207,7 @@ fn retransmissions(others: usize, swallows: fn(&[u8]) -> bool) -> Vec<u64> {
     }
     let sent = world.trace.iter().filter_map(|(at, _, frame)| Some((at, frame::read(frame)?)));
     let times =
-        sent.filter(|(_, seen)| seen.ports.1 == 8 && seen.len > 0).map(|(at, _)| at - START).collect();
+        sent.filter(|(_, seen)| seen.ports.1 == 8 && seen.len > 0).map(|(at, _)| *at - START).collect();
     world.swallows = |_| false;
     let all = |hosts: &mut [crate::host::Host; 2]| {
         let received = |ends: &[ConnId; 2]| hosts[1].sessions[&ends[1]].received.len();
@@ -226,7 +227,7 @@ fn timers_stay_exact_under_load() {
     assert!(alone.len() >= 7, "{alone:?}");
     for beside in [retransmissions(MANY, to_one), retransmissions(MANY, to_all)] {
         assert_eq!(beside.len(), alone.len());
-        let apart = alone.iter().zip(&beside).map(|(alone, beside)| alone.abs_diff(*beside)).max();
+        let apart = alone.iter().zip(&beside).map(|(alone, beside)| alone.get().abs_diff(beside.get())).max();
         assert!(apart < Some(200), "{apart:?} µs: {alone:?}, {beside:?}");
     }
 }

@@ -1,12 +1,13 @@
 //! Streams between two stacks over various links: every byte must arrive, once, in order.
 
 use offcore_stats::SplitMix;
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::proto::{Algorithm, Cause, Config, KeepAlive, Out};
 
 use crate::frame;
 use crate::world::{Impairment, World};
 
-const SECOND: u64 = 1_000_000;
+const SECOND: Micros = Micros::from_secs(1);
 
 pub(crate) fn content(seed: u64, len: usize) -> Vec<u8> {
     let mut chance = SplitMix::new(seed);
@@ -36,7 +37,7 @@ fn exchange(world: &mut World, to: &str, len: usize) {
     });
     let (here, there) = (&world.hosts[0].sessions[&here], &world.hosts[1].sessions[&there]);
     let state = (here.received.len(), here.closed, there.received.len(), there.closed);
-    assert!(done, "{state:?} of {len} at {} s", world.now / SECOND);
+    assert!(done, "{state:?} of {len} at {} s", world.now.as_secs());
     assert!(there.received == up, "the first stream arrives as it was sent");
     assert!(here.received == down, "the second stream arrives as it was sent");
 }
@@ -137,7 +138,7 @@ fn packet_buffers_run_out() {
 }
 
 /// Returns all frames of an exchange of two streams.
-fn trace(seed: u64, impairment: Impairment, shuffled: bool) -> Vec<(u64, usize, Vec<u8>)> {
+fn trace(seed: u64, impairment: Impairment, shuffled: bool) -> Vec<(Time, usize, Vec<u8>)> {
     let mut world = World::new(seed, 1500, Config::default());
     world.impairment = impairment;
     world.hosts.iter_mut().for_each(|host| host.shuffled = shuffled);
@@ -168,7 +169,7 @@ fn missing_copy_is_detected() {
 #[test]
 fn syn_without_listener_is_refused() {
     let mut world = World::new(1, 1500, Config::default());
-    let conn = world.hosts[0].connect(1, "10.0.0.2:9");
+    let conn = world.hosts[0].connect(Time::from_micros(1), "10.0.0.2:9");
     world.run(SECOND);
     assert_eq!(world.hosts[0].sessions[&conn].closed, Some(Cause::Refused));
 }
@@ -178,7 +179,7 @@ fn unanswered_connect_times_out() {
     let mut world = World::new(1, 1500, Config::default());
     // The peer's MAC address is known, but all IPv4 packets are lost.
     world.swallows = |frame| frame.get(12..14) == Some(&[0x08, 0x00][..]);
-    let conn = world.hosts[0].connect(1, "10.0.0.2:9");
+    let conn = world.hosts[0].connect(Time::from_micros(1), "10.0.0.2:9");
     world.run(20 * SECOND);
     assert_eq!(world.hosts[0].sessions[&conn].closed, None);
     world.run(300 * SECOND);
@@ -188,7 +189,7 @@ fn unanswered_connect_times_out() {
 #[test]
 fn silent_next_hop_is_unreachable() {
     let mut world = World::new(1, 1500, Config::default());
-    let conn = world.hosts[0].connect(1, "10.0.0.3:9");
+    let conn = world.hosts[0].connect(Time::from_micros(1), "10.0.0.3:9");
     world.run(2 * SECOND);
     assert_eq!(world.hosts[0].sessions[&conn].closed, None);
     world.run(5 * SECOND);
@@ -197,11 +198,11 @@ fn silent_next_hop_is_unreachable() {
 
 /// Returns the time in microseconds that 16 MB take over a link with a round-trip time of 40 ms, with the given maximum
 /// buffer size.
-fn long_way(largest_buffer: u32) -> u64 {
+fn long_way(largest_buffer: u32) -> Micros {
     let mut world = World::new(1, 1500, Config { largest_buffer, ..Config::default() });
-    world.delay = 20_000;
+    world.delay = Micros::from_millis(20);
     world.hosts[1].listen(7, 16);
-    let here = world.hosts[0].connect(1, "10.0.0.2:7");
+    let here = world.hosts[0].connect(Time::from_micros(1), "10.0.0.2:7");
     let bytes = content(4, 16 << 20);
     world.run(SECOND);
     let (there, began) = (world.hosts[1].accepted[0], world.now);
@@ -215,8 +216,8 @@ fn long_way(largest_buffer: u32) -> u64 {
 #[test]
 fn buffers_grow_with_bdp() {
     let (fixed, grown) = (long_way(256 << 10), long_way(16_000_000));
-    assert!(fixed > 2 * SECOND, "a window of 256 KiB a round trip: {fixed} us");
-    assert!(grown < fixed / 2, "{grown} us instead of {fixed}");
+    assert!(fixed > 2 * SECOND, "a window of 256 KiB a round trip: {fixed:?}");
+    assert!(grown < fixed / 2, "{grown:?} instead of {fixed:?}");
 }
 
 // RFC 9293, 3.8.4: a silent peer is probed. The connection is aborted only if the peer does not answer.
@@ -231,7 +232,7 @@ fn keepalive_aborts_only_dead_peers() {
 fn keep_alive(is_open: bool) {
     let mut world = World::new(1, 1500, Config::default());
     world.hosts[1].listen(7, 16);
-    let here = world.hosts[0].connect(1, "10.0.0.2:7");
+    let here = world.hosts[0].connect(Time::from_micros(1), "10.0.0.2:7");
     if is_open {
         world.run(SECOND);
     }
@@ -267,7 +268,7 @@ fn pmtu_black_hole_is_detected() {
 fn a_slow_reader_stops_the_sender() {
     let mut world = World::new(1, 1500, Config::default());
     world.hosts[1].listen(7, 16);
-    let here = world.hosts[0].connect(1, "10.0.0.2:7");
+    let here = world.hosts[0].connect(Time::from_micros(1), "10.0.0.2:7");
     let bytes = content(3, 2_000_000);
     world.run(SECOND);
     let there = world.hosts[1].accepted[0];
@@ -290,7 +291,7 @@ fn close_with_unread_data_resets() {
     // RFC 9293, 3.6.1: "the TCP implementation ... SHOULD send a RST to show that data was lost".
     let mut world = World::new(1, 1500, Config::default());
     world.hosts[1].listen(7, 16);
-    let here = world.hosts[0].connect(1, "10.0.0.2:7");
+    let here = world.hosts[0].connect(Time::from_micros(1), "10.0.0.2:7");
     world.run(SECOND);
     let there = world.hosts[1].accepted[0];
     world.hosts[1].sessions.get_mut(&there).unwrap().appetite = 0;
@@ -308,7 +309,7 @@ fn close_event_follows_all_data() {
     // An application that closes the connection on this event must not lose data that is still being copied.
     let mut world = World::new(1, 1500, Config::default());
     world.hosts[1].listen(7, 16);
-    let here = world.hosts[0].connect(1, "10.0.0.2:7");
+    let here = world.hosts[0].connect(Time::from_micros(1), "10.0.0.2:7");
     world.run(SECOND);
     let (there, now, bytes) = (world.hosts[1].accepted[0], world.now, content(6, 10_000));
     world.hosts[0].close_after(now, here);
@@ -356,7 +357,7 @@ fn missing_buffer_is_not_a_loss() {
     // buffers.
     let mut world = World::new(1, 1500, Config::default());
     world.hosts[1].listen(7, 16);
-    let here = world.hosts[0].connect(1, "10.0.0.2:7");
+    let here = world.hosts[0].connect(Time::from_micros(1), "10.0.0.2:7");
     world.run(SECOND);
     world.hosts[0].starved = 30;
     let (there, now, bytes) = (world.hosts[1].accepted[0], world.now, content(9, 1_000_000));
@@ -409,7 +410,7 @@ fn data_beyond_window_is_not_dsacked() {
     // RFC 2883, 4: a DSACK block reports data that was received twice. Data that was never accepted is not reported.
     let mut world = World::new(1, 1500, Config::default());
     world.hosts[1].listen(7, 16);
-    let here = world.hosts[0].connect(1, "10.0.0.2:7");
+    let here = world.hosts[0].connect(Time::from_micros(1), "10.0.0.2:7");
     let now = world.now;
     world.hosts[0].send(now, here, &content(5, 20_000));
     world.run(SECOND);

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use offcore_stats::time::Micros;
 use offcore_tcp::proto::{AppId, AppMemory, Config, ConnId, Out, Stack};
 
 use crate::host::Host;
 use crate::streams::content;
 use crate::world::World;
 
-const SECOND: u64 = 1_000_000;
+const SECOND: Micros = Micros::from_secs(1);
 const MEGABYTE: usize = 1 << 20;
 /// Maximum number of packets per turn.
 const PACKETS: usize = 32;
@@ -66,7 +67,7 @@ fn users_send_in_turn() {
         for ends in conns.iter().flatten() {
             world.hosts[0].send(now, ends[0], &content(1, 20_000));
         }
-        world.run(2_000);
+        world.run(Micros::from_millis(2));
     }
     let now = world.now;
     for ends in conns.iter().flatten() {
@@ -86,7 +87,7 @@ fn users_send_in_turn() {
 /// milliseconds.
 fn receive_beside(counts: [usize; 2], competes: bool) -> [usize; 2] {
     let (mut world, conns) = connect(1, counts);
-    world.delay = 1000;
+    world.delay = Micros::from_millis(1);
     world.hosts[1].is_busy = true;
     // After this time, the users no longer compete.
     world.run(2 * SECOND);
@@ -142,7 +143,7 @@ fn reused_number_belongs_to_new_user() {
     assert!(stack.slot(ended).is_none());
     let app = stack.app(conns[1][0][0]).unwrap();
     let new = world.hosts[0].connect_for(app, now, "10.0.0.2:9");
-    world.run(10_000);
+    world.run(Micros::from_millis(10));
     let now = world.now;
     let Host { stack, sessions, .. } = &mut world.hosts[0];
     assert!(sessions.get_mut(&new).unwrap().writer.write(&content(2, 4096)) > 0);
@@ -161,7 +162,7 @@ fn short_turn_continues_first() {
     for _ in 0..10 {
         let now = world.now;
         conns.iter().flatten().for_each(|ends| world.hosts[0].send(now, ends[0], &[1; 1448]));
-        world.run(2_000);
+        world.run(Micros::from_millis(2));
     }
     let now = world.now;
     for ends in conns.iter().flatten() {
@@ -198,7 +199,7 @@ fn limit_reopens_closed_window() {
             let now = world.now;
             conns[0][1..].iter().for_each(|ends| world.hosts[0].send(now, ends[0], &content(6, 20_000)));
             world.hosts[0].send(now, conns[1][0][0], &content(7, 5_000));
-            world.run(10_000);
+            world.run(Micros::from_millis(10));
         }
     };
     // The peer probes the closed window while the user has a limit.

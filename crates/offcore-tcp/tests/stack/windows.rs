@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use offcore_stats::time::Micros;
 use offcore_tcp::proto::{AppId, Config, ConnId, DropReason};
 use offcore_wire::TcpFlags;
 
@@ -10,7 +11,7 @@ use crate::host::Host;
 use crate::streams::content;
 use crate::world::World;
 
-const SECOND: u64 = 1_000_000;
+const SECOND: Micros = Micros::from_secs(1);
 const MEGABYTE: usize = 1 << 20;
 
 /// Opens `count` connections from host 0, which has 32 MiB of memory, to port 7 of host 1, which has `memory` bytes.

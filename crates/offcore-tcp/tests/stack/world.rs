@@ -3,6 +3,7 @@
 use std::collections::BinaryHeap;
 
 use offcore_stats::SplitMix;
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::proto::Config;
 
 use crate::host::Host;
@@ -18,7 +19,7 @@ pub(crate) struct Impairment {
 
 /// A frame in transit: arrival time, number, destination, bytes. The earliest frame is the greatest.
 #[derive(PartialEq, Eq)]
-struct Flying(u64, u64, usize, Vec<u8>);
+struct Flying(Time, u64, usize, Vec<u8>);
 
 impl Ord for Flying {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
@@ -33,15 +34,15 @@ impl PartialOrd for Flying {
 }
 
 pub(crate) struct World {
-    pub(crate) now: u64,
+    pub(crate) now: Time,
     pub(crate) hosts: [Host; 2],
     pub(crate) impairment: Impairment,
-    /// Transmission time of a frame in microseconds.
-    pub(crate) delay: u64,
+    /// Transmission time of a frame.
+    pub(crate) delay: Micros,
     /// Selects frames that are lost.
     pub(crate) swallows: fn(&[u8]) -> bool,
     /// All sent frames: time, sender, bytes.
-    pub(crate) trace: Vec<(u64, usize, Vec<u8>)>,
+    pub(crate) trace: Vec<(Time, usize, Vec<u8>)>,
     flying: BinaryHeap<Flying>,
     number: u64,
     chance: SplitMix,
@@ -51,10 +52,10 @@ impl World {
     pub(crate) fn new(seed: u64, mtu: u16, config: Config) -> Self {
         let hosts = [Host::new(1, mtu, config.clone()), Host::new(2, mtu, config)];
         Self {
-            now: 1,
+            now: Time::from_micros(1),
             hosts,
             impairment: Impairment::default(),
-            delay: 100,
+            delay: Micros::new(100),
             swallows: |_| false,
             trace: Vec::new(),
             flying: BinaryHeap::new(),
@@ -65,15 +66,15 @@ impl World {
 
     /// Runs until `done` returns true, or for `within` virtual microseconds. Returns whether `done` returned true in
     /// time.
-    pub(crate) fn run_until(&mut self, within: u64, mut done: impl FnMut(&mut [Host; 2]) -> bool) -> bool {
+    pub(crate) fn run_until(&mut self, within: Micros, mut done: impl FnMut(&mut [Host; 2]) -> bool) -> bool {
         let end = self.now + within;
         loop {
             if done(&mut self.hosts) {
                 return true;
             }
-            let mut next = u64::MAX;
+            let mut next = Time::NEVER;
             for host in &mut self.hosts {
-                next = next.min(host.poll(self.now).unwrap_or(u64::MAX));
+                next = next.min(host.poll(self.now).unwrap_or(Time::NEVER));
             }
             self.collect();
             if let Some(first) = self.flying.peek() {
@@ -89,7 +90,7 @@ impl World {
     }
 
     /// Runs for `time` virtual microseconds.
-    pub(crate) fn run(&mut self, time: u64) {
+    pub(crate) fn run(&mut self, time: Micros) {
         self.run_until(time, |_| false);
     }
 
@@ -109,8 +110,11 @@ impl World {
                     let at = 14 + self.chance.below(frame.len() as u64 - 14) as usize;
                     frame[at] ^= 1 << self.chance.below(8);
                 }
-                let late =
-                    if self.happens(self.impairment.reorder) { self.chance.below(4 * self.delay) } else { 0 };
+                let late = if self.happens(self.impairment.reorder) {
+                    (4 * self.delay).random(&mut self.chance)
+                } else {
+                    Micros::ZERO
+                };
                 let copies = 1 + usize::from(self.happens(self.impairment.duplicate));
                 for _ in 0..copies {
                     self.number += 1;

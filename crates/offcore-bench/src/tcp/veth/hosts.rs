@@ -18,6 +18,7 @@ use offcore_port::spec::PortSpec;
 use offcore_port::{Port, QueueSetup};
 use offcore_session::{Reader, Writer};
 use offcore_stats::page::StatsPage;
+use offcore_stats::time::Time;
 use offcore_stats::{Stage, lcore};
 use offcore_tcp::path::Path;
 use offcore_tcp::proto::{AppId, CallError, Config, ConnId, Event, IfaceConfig, Out, Prefix, Stack};
@@ -125,7 +126,7 @@ impl Host {
         let address = near_address(77).ip();
         let addresses = vec![Prefix { address, len: 24 }];
         let iface = IfaceConfig { mac: port.mac(), mtu: 1500, addresses, routes: Vec::new() };
-        stack.add_iface(1, &iface, &mut out);
+        stack.add_iface(Time::from_micros(1), &iface, &mut out);
         let mut path = Path::new(stack, out, &mut mover, pool);
         path.bind(&mut mover, &Binding::core(), &Binding::core())?;
         let (moved, wrong, ending) = (Arc::default(), Arc::default(), Arc::default());

@@ -14,6 +14,7 @@ use offcore_mem::Hugepages;
 use offcore_mem::mapping::{Mapping, MemoryError};
 use offcore_port::Context;
 use offcore_session::{Reader, Writer};
+use offcore_stats::time::{Micros, Time};
 use offcore_stats::{Histogram, tsc};
 use offcore_tcp::proto::{AppId, CallError, Cause, ConnId, Event};
 use offcore_tcp::writes::Writes;
@@ -21,16 +22,15 @@ use offcore_tcp::writes::Writes;
 use super::streams::fill;
 use crate::host::{App, Calls};
 
-/// Time between the end of a connection and the next attempt, in microseconds.
-const AGAIN_MICROS: u64 = 1_000_000;
-/// Time between attempts while the local address is tentative, in microseconds.
-const TENTATIVE_MICROS: u64 = 50_000;
+/// Time between the end of a connection and the next attempt.
+const AGAIN: Micros = Micros::from_secs(1);
+/// Time between attempts while the local address is tentative.
+const TENTATIVE: Micros = Micros::from_millis(50);
 /// Maximum number of returned bytes checked per round.
 const LOOK: usize = 256 << 10;
-/// At the end of a verified stream: the maximum time without returned data, and the maximum total time, in
-/// microseconds.
-const QUIET_MICROS: u64 = 1_000_000;
-const RETURN_MICROS: u64 = 10_000_000;
+/// At the end of a verified stream: the maximum time without returned data, and the maximum total time.
+const QUIET: Micros = Micros::from_secs(1);
+const RETURN: Micros = Micros::from_secs(10);
 
 /// Parameters of the stream.
 #[derive(Clone, Debug)]
@@ -77,8 +77,8 @@ pub struct Epping {
     buffer: Arc<Mapping>,
     writes: Writes,
     session: Option<Session>,
-    /// Time of the next connection attempt, in microseconds.
-    again: u64,
+    /// Time of the next connection attempt.
+    again: Time,
     /// Set while the source waits for returned data before it stops.
     ending: Option<Ending>,
     seen: Vec<u8>,
@@ -90,9 +90,9 @@ pub struct Epping {
 struct Ending {
     /// Number of bytes that had been acknowledged.
     awaited: u64,
-    /// Times in microseconds when the wait ends: in any case, and if nothing was returned in the meantime.
-    latest: u64,
-    quiet: u64,
+    /// Times when the wait ends: in any case, and if nothing was returned in the meantime.
+    latest: Time,
+    quiet: Time,
 }
 
 #[derive(Debug)]
@@ -127,14 +127,14 @@ impl Epping {
         let mut writes = Writes::open(mover);
         writes.bind(mover, binding)?;
         let (buffer, seen, expected) = (Arc::new(buffer), vec![0; LOOK], vec![0; LOOK]);
-        Ok(Self { config, buffer, writes, session: None, again: 0, ending: None, seen, expected })
+        Ok(Self { config, buffer, writes, session: None, again: Time::ZERO, ending: None, seen, expected })
     }
 
     fn connect(&mut self, calls: &mut Calls<'_>) -> Result<(), CallError> {
-        self.again = calls.now + AGAIN_MICROS;
+        self.again = calls.now + AGAIN;
         let asked = calls.stack.connect(calls.now, AppId::OWN, None, self.config.to, calls.out);
         if asked == Err(CallError::Tentative) {
-            self.again = calls.now + TENTATIVE_MICROS;
+            self.again = calls.now + TENTATIVE;
         }
         let conn = asked?;
         let memory = calls.stack.memory(AppId::OWN);
@@ -244,7 +244,7 @@ impl Epping {
     fn wait_for_rest(&mut self, returns: bool, calls: &mut Calls<'_>) {
         let (Some(ending), Some(session)) = (&mut self.ending, &self.session) else { return };
         if returns {
-            ending.quiet = calls.now + QUIET_MICROS;
+            ending.quiet = calls.now + QUIET;
         }
         if session.returned >= ending.awaited || calls.now >= ending.latest.min(ending.quiet) {
             self.end(calls);
@@ -279,7 +279,7 @@ impl App for Epping {
             Event::Closed(conn, cause) if ours(conn) => {
                 tracing::warn!(to = %self.config.to, ?cause, "the connection ended; retrying in a second");
                 lock(&self.config.tally).ended = Some(cause);
-                self.again = self.again.max(calls.now + AGAIN_MICROS);
+                self.again = self.again.max(calls.now + AGAIN);
                 self.end(calls);
             }
             _ => {}
@@ -306,13 +306,13 @@ impl App for Epping {
     }
 
     fn stop(&mut self, calls: &mut Calls<'_>) {
-        self.again = u64::MAX;
+        self.again = Time::NEVER;
         let Some(session) = &mut self.session else { return };
         if self.config.verify && session.connected {
             // No more data is written, and written data may still be returned.
             session.connected = false;
             let awaited = session.writer.acknowledged();
-            let (latest, quiet) = (calls.now + RETURN_MICROS, calls.now + QUIET_MICROS);
+            let (latest, quiet) = (calls.now + RETURN, calls.now + QUIET);
             self.ending = Some(Ending { awaited, latest, quiet });
         } else {
             self.end(calls);

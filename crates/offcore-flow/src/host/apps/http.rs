@@ -24,6 +24,7 @@ use std::io;
 use std::path::Path;
 
 use offcore_port::Context;
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::proto::{AppId, CallError, ConnId, Event};
 use rustix::process::{Resource, getrlimit};
 
@@ -38,9 +39,9 @@ const BACKLOG: usize = 1024;
 const ROUND: usize = 128 << 10;
 /// Maximum number of connections served per round. Even a turn without a request has a cost.
 const TURNS: usize = 64;
-/// Interval between checks for connections that have exceeded their time limits, in microseconds, and the number of
+/// Interval between checks for connections that have exceeded their time limits, and the number of
 /// connections per check.
-const SWEEP: u64 = 1000;
+const SWEEP: Micros = Micros::from_millis(1);
 const SWEPT: usize = 256;
 /// Maximum number of connections that receive an error because their request took too long. Silent peers do not
 /// acknowledge it, and each retransmission takes time from others. Other late connections are reset.
@@ -68,7 +69,7 @@ pub struct FileServer {
     scratch: Box<[u8; HEAD_LIMIT]>,
     /// Index of the last session checked for its time limits, and the time of the next check.
     swept: usize,
-    next_sweep: u64,
+    next_sweep: Time,
     sources: Sources,
     /// Number of connections whose request took too long and that receive an error.
     late: usize,
@@ -90,7 +91,7 @@ impl FileServer {
             queue: VecDeque::new(),
             scratch: Box::new([0; HEAD_LIMIT]),
             swept: 0,
-            next_sweep: 0,
+            next_sweep: Time::ZERO,
             sources: Sources::default(),
             late: 0,
         })

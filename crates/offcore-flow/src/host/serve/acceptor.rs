@@ -16,6 +16,7 @@ use std::sync::{Arc, Weak};
 use std::thread::{Builder, JoinHandle};
 
 use arrayvec::ArrayVec;
+use offcore_stats::time::{Micros, Time};
 use rustix::event::epoll::{self, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{OFlags, fcntl_setfl};
@@ -31,8 +32,8 @@ use super::errands::{Errands, Pending, notify};
 const LISTENERS: usize = 1024;
 /// Stack size of the thread, in bytes.
 const STACK: usize = 64 << 10;
-/// How long a call of `accept` may block on a listener that has ended, in microseconds.
-const WAIT: u64 = 1_000_000;
+/// How long a call of `accept` may block on a listener that has ended.
+const WAIT: Micros = Micros::from_secs(1);
 /// Maximum number of events taken at a time.
 const EVENTS: usize = 16;
 /// Identifies the thread's own event. No session has this name.
@@ -117,8 +118,8 @@ struct Shared {
 struct Leaving {
     listener: Weak<OwnedFd>,
     name: Name,
-    /// The number of a call of `accept` on the listener, and when it was first seen, in microseconds.
-    call: Option<(u64, u64)>,
+    /// The number of a call of `accept` on the listener, and when it was first seen.
+    call: Option<(u64, Time)>,
 }
 
 /// The acceptor thread of an application.
@@ -228,7 +229,7 @@ impl Acceptor {
     /// Ends a call of `accept` that has blocked for some time on a listener that has ended.
     ///
     /// The listener is shut down only in this case, because other processes may share it.
-    pub(super) fn interrupt_blocked_accept(&mut self, now: u64, errands: &mut Errands) {
+    pub(super) fn interrupt_blocked_accept(&mut self, now: Time, errands: &mut Errands) {
         self.leaving.retain_mut(|Leaving { listener, name, call }| {
             let waits = self.shared.call_on(*name);
             match (waits, *call) {
@@ -257,7 +258,7 @@ impl Acceptor {
 
     /// Tells the thread to end, and returns whether it has ended. The thread may block on a listener on which a process
     /// calls `listen` again.
-    pub(super) fn end(&mut self, now: u64, errands: &mut Errands) -> bool {
+    pub(super) fn end(&mut self, now: Time, errands: &mut Errands) -> bool {
         self.shared.ends.store(true, Ordering::Release);
         self.interrupt_blocked_accept(now, errands);
         self.shared.notify_thread();
@@ -424,7 +425,7 @@ mod tests {
         let listener = Arc::new(OwnedFd::from(kernel));
         acceptor.leaving.push(Leaving { listener: Arc::downgrade(&listener), name, call: None });
         let shared = Arc::clone(&acceptor.shared);
-        let mut now = 0;
+        let mut now = Time::ZERO;
         let mut interrupt_blocked_accept = |acceptor: &mut Acceptor, name: Name, calls: u64| {
             shared.accepting.store(name.word(), Ordering::Relaxed);
             shared.calls.fetch_add(calls, Ordering::Release);

@@ -7,6 +7,7 @@ use offcore_session::message::KEY;
 use offcore_session::shared::Shared;
 use offcore_session::slot::Slot;
 use offcore_session::{Memory, Place, Segments};
+use offcore_stats::time::Time;
 use offcore_tcp::proto::AppId;
 
 use super::acceptor::Acceptor;
@@ -192,7 +193,7 @@ impl Application {
 
     /// Notes the time of the application's work, if it has work that is due.
     #[inline]
-    pub(super) fn note_work(&mut self, now: u64) {
+    pub(super) fn note_work(&mut self, now: Time) {
         if self.pending.is_due() {
             self.doorbell.record_work(now);
         }
@@ -200,13 +201,13 @@ impl Application {
 
     /// Notes that the application has work at the time `now`, and wakes it. Returns whether it was asleep.
     #[inline]
-    pub(super) fn wake(&mut self, now: u64) -> bool {
+    pub(super) fn wake(&mut self, now: Time) -> bool {
         self.doorbell.record_work(now);
         self.doorbell.wake(self.shared.control())
     }
 
     /// Puts the application to sleep if it had no recent work. Returns whether it is asleep.
-    pub(super) fn fall_asleep(&mut self, now: u64) -> bool {
+    pub(super) fn fall_asleep(&mut self, now: Time) -> bool {
         if !self.doorbell.is_idle(now) || self.has_work() {
             return false;
         }

@@ -8,6 +8,7 @@ use nix::sys::socket::{UnixCredentials, getsockopt};
 use offcore_session::control::PROCESSES;
 use offcore_session::message::{ASK, Answer, Hello, KEY, MOST_DESCRIPTORS, VERSION, Welcome};
 use offcore_session::shared::Shared;
+use offcore_stats::time::{Micros, Time};
 use offcore_stats::tsc;
 use offcore_tcp::proto::AppMemory;
 use rustix::event::epoll::EventFlags;
@@ -29,10 +30,10 @@ use super::{Serve, descriptors, wire};
 use crate::host::Calls;
 
 /// The maximum number of guests per user, that is of processes that have connected but not identified themselves; and
-/// the time in microseconds after which the oldest of them may be replaced. Beyond the limit new processes are rejected
+/// the time after which the oldest of them may be replaced. Beyond the limit new processes are rejected
 /// and try again.
 const GUESTS_OF_USER: usize = 32;
-const SILENT: u64 = 1_000_000;
+const SILENT: Micros = Micros::from_secs(1);
 /// The maximum number of guests per user that wait for memory.
 const WAITING: usize = 256;
 /// Stands for all users that may not attach. No user has this number.
@@ -50,7 +51,7 @@ const CHANNEL_BUFFER: usize = 1;
 
 impl Serve {
     /// Accepts waiting processes, up to [`AT_ONCE`] of them.
-    pub(super) fn accept_processes(&mut self, now: u64) {
+    pub(super) fn accept_processes(&mut self, now: Time) {
         // The event is edge-triggered: processes that stay in the queue are not reported again.
         self.admission.connecting = true;
         let (began, limit) = (tsc::now(), self.schedule.turns.common_limit());
@@ -97,7 +98,7 @@ impl Serve {
         &mut self,
         user: u32,
         socket: OwnedFd,
-        since: u64,
+        since: Time,
         invited: bool,
     ) -> Result<(), (Errno, OwnedFd)> {
         if self.helpers.errands.are_full(user) || self.schedule.waking.is_barred(user) {
@@ -144,7 +145,7 @@ impl Serve {
     }
 
     /// Counts and logs a process of a user that was refused, or a connection that had to be reset.
-    pub(super) fn count_refusal(&mut self, now: u64, what: &'static str, user: u32, error: Errno) {
+    pub(super) fn count_refusal(&mut self, now: Time, what: &'static str, user: u32, error: Errno) {
         self.tally.counts.refused += 1;
         if self.tally.refusals.may(now) {
             let remedy = self.remedy(user, error);
@@ -189,7 +190,7 @@ impl Serve {
     }
 
     /// Counts and logs a process that was refused, with its process and user numbers and a remedy.
-    fn refuse_process(&mut self, socket: &OwnedFd, now: u64, error: Errno) {
+    fn refuse_process(&mut self, socket: &OwnedFd, now: Time, error: Errno) {
         self.tally.counts.refused += 1;
         if self.tally.refusals.may(now) {
             let (process, user) = credentials(socket).map_or((0, UNKNOWN_USER), |who| (who.pid(), who.uid()));
@@ -390,7 +391,7 @@ impl Serve {
         }
     }
 
-    fn refuse_guest(&mut self, guest: Guest, error: Errno, now: u64) {
+    fn refuse_guest(&mut self, guest: Guest, error: Errno, now: Time) {
         self.refuse_process(&guest.socket, now, error);
         answer(guest.socket.as_fd(), number(error));
         self.close_guest_socket(guest);
@@ -547,7 +548,7 @@ impl Serve {
 
     /// Creates the socket pair of a guest and returns its other end. The kernel reports the sender's credentials with
     /// its first message.
-    fn invite(&mut self, user: u32, now: u64) -> Result<OwnedFd, Errno> {
+    fn invite(&mut self, user: u32, now: Time) -> Result<OwnedFd, Errno> {
         let kind = SocketFlags::CLOEXEC;
         let (socket, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, kind, None)?;
         set_socket_passcred(&socket, true)?;

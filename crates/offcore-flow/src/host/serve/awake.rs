@@ -5,6 +5,7 @@
 //! worker sleeps: an application that marks a session then writes to its eventfd. The kernel reports this event, and
 //! the application is awake again.
 
+use offcore_stats::time::Time;
 use offcore_stats::tsc;
 
 use super::Serve;
@@ -56,7 +57,7 @@ impl Awake {
 
 impl Serve {
     /// Checks the awake applications for marks.
-    pub(super) fn scan_for_marks(&mut self, now: u64) {
+    pub(super) fn scan_for_marks(&mut self, now: Time) {
         let (from, look) = (tsc::now(), &mut self.polling.look);
         self.registry.visit_awake(|application| {
             *look |= application.scan_for_marks();
@@ -81,7 +82,7 @@ impl Serve {
     }
 
     /// Puts applications without recent work to sleep, down to [`KEPT`] awake applications.
-    pub(super) fn fall_asleep(&mut self, now: u64) {
+    pub(super) fn fall_asleep(&mut self, now: Time) {
         let registry = &mut self.registry;
         let (apps, Awake { apps: awake, asleep, .. }) = (&mut registry.apps, &mut registry.awake);
         let mut surplus = awake.len().saturating_sub(KEPT);

@@ -10,6 +10,7 @@ use offcore_session::message::{
     Answer, Call, INFO, MOST_DESCRIPTORS, NONE, ONLY_V6, Question, SHARE_ADDRESS, SHARE_PORT, SessionId,
 };
 use offcore_session::slot::{OPTIONS, state};
+use offcore_stats::time::{Micros, Time};
 use offcore_stats::tsc;
 use offcore_tcp::proto::{Algorithm, CallError, ConnId, ConnOptions, Info};
 use rustix::io::Errno;
@@ -28,8 +29,8 @@ use super::wire::Received;
 use super::{Serve, wire};
 use crate::host::Calls;
 
-/// How long a request for a port waits for pending closes of the same user, in microseconds.
-const CLOSE_TIMEOUT: u64 = 100_000;
+/// How long a request for a port waits for pending closes of the same user.
+const CLOSE_TIMEOUT: Micros = Micros::from_millis(100);
 
 /// States of a session without a connection, as Linux numbers them in `TCP_INFO`.
 const CLOSE: u32 = 7;
@@ -400,8 +401,8 @@ impl Serve {
             held: None,
             queued: false,
             armed: false,
-            due: 0,
-            delay: 0,
+            due: Time::ZERO,
+            delay: Micros::new(0),
         });
         let (number, reply) = match bound {
             Some(_) => self.become_listener(app, question.number, what)?,
@@ -544,12 +545,12 @@ fn info_words(info: &Info) -> [u32; INFO] {
     let word = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
     let known = [
         state,
-        word(info.recovery.rto),
+        word(info.recovery.rto.get()),
         word(mss),
         word(info.peer_mss.into()),
         word(info.outstanding.div_ceil(mss)),
-        word(info.srtt),
-        word(info.recovery.rttvar),
+        word(info.srtt.get()),
+        word(info.recovery.rttvar.get()),
         word(info.cwnd / mss),
         word(info.recovery.ssthresh / mss),
         [info.stats.fast, info.stats.timeout, info.stats.probes].into_iter().fold(0, u32::saturating_add),

@@ -1,5 +1,6 @@
 //! Counters of a server of applications, and a limit of one warning per second.
 
+use offcore_stats::time::{Micros, Time};
 use offcore_stats::{Family, counters};
 
 counters! {
@@ -41,15 +42,15 @@ pub static TCP_SERVE: Family = Family::new(
 /// Limits a warning to one per second.
 #[derive(Debug, Default)]
 pub(super) struct WarningLimit {
-    /// Earliest time of the next warning, in microseconds.
-    next: u64,
+    /// Earliest time of the next warning.
+    next: Time,
 }
 
 impl WarningLimit {
-    pub(super) fn may(&mut self, now: u64) -> bool {
+    pub(super) fn may(&mut self, now: Time) -> bool {
         let may = now >= self.next;
         if may {
-            self.next = now + 1_000_000;
+            self.next = now + Micros::from_secs(1);
         }
         may
     }

@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use offcore_stats::time::{Micros, Time};
 use offcore_vhost::connection::{Directory, FileId, SocketFile};
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Stat, XattrFlags, fchmod, flock, fstat, setxattr};
 use rustix::io::Errno;
@@ -24,8 +25,8 @@ const BACKLOG: i32 = 128;
 pub(super) const LONGEST: usize = 107;
 /// Maximum length of a process number and a newline, in bytes.
 const NUMBER: usize = 11;
-/// The time after which a failed change of the access rights is repeated, in microseconds.
-const RETRY: u64 = 100_000;
+/// The time after which a failed change of the access rights is repeated.
+const RETRY: Micros = Micros::from_millis(100);
 /// Number of attempts to take the lock while its file is removed concurrently.
 const TRIES: usize = 16;
 
@@ -41,7 +42,7 @@ pub(super) struct ServeSocket {
     barred: Vec<u32>,
     /// The file has an access control list. It is changed again at `retry`, because the last change failed.
     has_list: bool,
-    retry: Option<u64>,
+    retry: Option<Time>,
     /// Held as long as the socket exists.
     lock: Lock,
 }
@@ -109,7 +110,7 @@ impl ServeSocket {
 
     /// Prevents a user from connecting. Returns whether that is possible. It is not for root and the stack's own user,
     /// and on a file system without access control lists.
-    pub(super) fn block_user(&mut self, user: u32, now: u64) -> bool {
+    pub(super) fn block_user(&mut self, user: u32, now: Time) -> bool {
         if self.others.contains(&user) && !self.barred.contains(&user) {
             self.barred.push(user);
             self.update(now);
@@ -118,7 +119,7 @@ impl ServeSocket {
     }
 
     /// Lets barred users connect again, except those for whom `stays` returns true.
-    pub(super) fn retain_barred(&mut self, now: u64, stays: impl Fn(u32) -> bool) {
+    pub(super) fn retain_barred(&mut self, now: Time, stays: impl Fn(u32) -> bool) {
         let before = self.barred.len();
         self.barred.retain(|user| stays(*user));
         if self.barred.len() < before || self.retry.is_some_and(|retry| now >= retry) {
@@ -127,7 +128,7 @@ impl ServeSocket {
     }
 
     /// Changes the access rights of the socket. After a failure they are changed later.
-    fn update(&mut self, now: u64) {
+    fn update(&mut self, now: Time) {
         if !self.has_list {
             return;
         }
@@ -293,8 +294,11 @@ mod tests {
         let mut door = ServeSocket::open(&path, &[54_321]).unwrap();
         // The file system may lack access control lists.
         let has_list = door.has_list;
-        assert_eq!([54_321, 54_322, 0].map(|user| door.block_user(user, 1)), [has_list, false, false]);
+        assert_eq!(
+            [54_321, 54_322, 0].map(|user| door.block_user(user, Time::from_micros(1))),
+            [has_list, false, false]
+        );
         door.has_list = false;
-        assert!(!door.block_user(54_321, 1), "every user can connect");
+        assert!(!door.block_user(54_321, Time::from_micros(1)), "every user can connect");
     }
 }

@@ -3,9 +3,10 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use offcore_session::control::Control;
+use offcore_stats::time::{Micros, Time};
 
-/// Microseconds without work after which an application may fall asleep.
-const IDLE: u64 = 10_000;
+/// Time without work after which an application may fall asleep.
+const IDLE: Micros = Micros::from_millis(10);
 
 /// The eventfd with which an application wakes the stack, and whether the application must use it. An application is
 /// awake while the stack reads its marks in each round, and asleep while it must write to the eventfd. Its processes
@@ -16,14 +17,14 @@ pub(super) struct Doorbell {
     event: OwnedFd,
     /// The marks are read in each round, so the application does not ring.
     awake: bool,
-    /// When the application last had work, in microseconds.
-    worked: u64,
+    /// When the application last had work.
+    worked: Time,
 }
 
 impl Doorbell {
     /// The doorbell of an application that is awake.
     pub(super) fn new(event: OwnedFd) -> Self {
-        Self { event, awake: true, worked: 0 }
+        Self { event, awake: true, worked: Time::ZERO }
     }
 
     pub(super) fn event(&self) -> BorrowedFd<'_> {
@@ -32,12 +33,12 @@ impl Doorbell {
 
     /// The application has work at the time `now`.
     #[inline]
-    pub(super) fn record_work(&mut self, now: u64) {
+    pub(super) fn record_work(&mut self, now: Time) {
         self.worked = now;
     }
 
     /// Whether the application had no work for long enough to fall asleep.
-    pub(super) fn is_idle(&self, now: u64) -> bool {
+    pub(super) fn is_idle(&self, now: Time) -> bool {
         now >= self.worked + IDLE
     }
 

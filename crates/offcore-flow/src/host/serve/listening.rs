@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use offcore_session::message::{Accepted, SessionId};
 use offcore_session::slot::{number as option, state};
+use offcore_stats::time::Micros;
 use offcore_stats::tsc;
 use offcore_tcp::proto::ConnId;
 use rustix::event::epoll::EventFlags;
@@ -26,9 +27,9 @@ const ACCEPTED: usize = 64;
 /// without descriptors in the stack's queue, so that a peer cannot use up the descriptors of a user.
 pub(super) const MAX_UNACCEPTED_SESSIONS: usize = 64;
 
-/// The first and the longest pause of a listener without free descriptors, in microseconds.
-const DELAY: u64 = 1_000;
-const LONGEST_DELAY: u64 = 64_000;
+/// The first and the longest pause of a listener without free descriptors.
+const DELAY: Micros = Micros::from_millis(1);
+const LONGEST_DELAY: Micros = Micros::from_millis(64);
 
 /// The warning for a listener whose kernel connections cannot be accepted.
 pub(super) const KERNEL_ACCEPT_WARNING: &str = "a listener does not get the kernel's connections";
@@ -347,7 +348,7 @@ impl Serve {
             return false;
         }
         if let Some(listener) = self.listener(app, number) {
-            listener.delay = 0;
+            listener.delay = Micros::new(0);
         }
         if passed.is_of_kernel() {
             self.helpers.errands.close(user, passed);

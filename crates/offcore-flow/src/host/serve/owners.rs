@@ -8,6 +8,7 @@ use std::sync::Arc;
 use offcore_session::control::Owner;
 use offcore_session::message::KEY;
 use offcore_stats::page::Block;
+use offcore_stats::time::Time;
 use offcore_tcp::proto::{AppId, ConnId};
 use rustix::event::epoll::EventFlags;
 use rustix::event::{EventfdFlags, eventfd};
@@ -38,8 +39,8 @@ pub(super) struct Guest {
     /// The charge for the process, or `None` if the share of its user is used up. Such a process is refused after its
     /// hello.
     pub(super) charge: Option<DescriptorCharge>,
-    /// When the process connected, in microseconds.
-    pub(super) since: u64,
+    /// When the process connected.
+    pub(super) since: Time,
     /// A process of an application of this user has requested the socket for a child process, whose own user need not
     /// be allowed to attach.
     pub(super) invited: bool,
@@ -219,7 +220,7 @@ impl Schedule {
 pub(super) struct Polling {
     pub(super) watch: Watch,
     /// When the kernel was last polled, and whether the next round polls it.
-    pub(super) looked: u64,
+    pub(super) looked: Time,
     pub(super) look: bool,
     /// Buffers for events of the stack's own descriptors, and of a user's.
     pub(super) events: Vec<Key>,
@@ -231,7 +232,7 @@ impl Polling {
         let watch = Watch::new().map_err(|source| ServeError::System { what: "epoll", source })?;
         Ok(Self {
             watch,
-            looked: 0,
+            looked: Time::ZERO,
             look: true,
             events: Vec::with_capacity(AT_ONCE),
             user_events: Vec::new(),

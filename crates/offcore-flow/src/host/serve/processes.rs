@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 
 use offcore_session::control::{Owner, PROCESSES, Processes};
 use offcore_session::message::Question;
+use offcore_stats::time::Time;
 
 use super::descriptors::DescriptorCharge;
 
@@ -32,8 +33,8 @@ pub(super) struct ReceivedRequest {
     pub(super) descriptor: Option<OwnedFd>,
     /// A descriptor could not be received.
     pub(super) lost: bool,
-    /// When the request was received, in microseconds.
-    pub(super) since: u64,
+    /// When the request was received.
+    pub(super) since: Time,
 }
 
 /// The living processes of an application by number. The application sees the same table in a shared page.

@@ -23,6 +23,7 @@ use offcore_session::app::Turn;
 use offcore_session::control::{Owner, Processes};
 use offcore_session::datagram::{HEADER_LEN, Header, More, record_len};
 use offcore_session::slot::{Slot, state, wish};
+use offcore_stats::time::{Micros, Time};
 use offcore_stats::tsc;
 use offcore_tcp::proto::ConnId;
 use rustix::io::{Errno, ioctl_fionread};
@@ -37,8 +38,8 @@ use crate::host::Calls;
 /// processed immediately instead of in the application's turn.
 const CHUNK: usize = 4096;
 const FEW: u64 = 64;
-/// How long data of a closed session waits for room, in microseconds.
-const LAST: u64 = 60_000_000;
+/// How long data of a closed session waits for room.
+const LAST: Micros = Micros::from_secs(60);
 
 /// The destination of the bytes.
 #[derive(Clone, Copy)]
@@ -190,7 +191,7 @@ impl Serve {
         &mut self,
         app: usize,
         number: u32,
-        ends: Option<u64>,
+        ends: Option<Time>,
         push: impl FnOnce(&mut PendingQueue<(u32, u32)>, (u32, u32)),
     ) {
         self.wake_application(app);

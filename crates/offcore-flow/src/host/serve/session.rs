@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use offcore_session::Place;
 use offcore_session::message::{Accepted, SessionId};
 use offcore_session::slot::{Slot, flags, number as option, state, wish};
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::proto::{CallError, Cause, ConnId, ConnOptions, Room};
 use rustix::io::Errno;
 
@@ -58,10 +59,10 @@ pub(super) struct Listener {
     pub(super) queued: bool,
     /// The session's end reports an event when its queue has room.
     pub(super) armed: bool,
-    /// When descriptors are exhausted, the listener pauses until `due`. `delay` is the length of the pause in
-    /// microseconds, which grows with each failure.
-    pub(super) due: u64,
-    pub(super) delay: u64,
+    /// When descriptors are exhausted, the listener pauses until `due`. `delay` is the length of the pause,
+    /// which grows with each failure.
+    pub(super) due: Time,
+    pub(super) delay: Micros,
 }
 
 /// A connection on its way to the application.
@@ -117,25 +118,25 @@ pub(super) struct PairRead {
     /// The session is in the queue of sessions whose pairs are read.
     queued: bool,
     /// The session ends when its data is sent, or at this time.
-    ends: Option<u64>,
+    ends: Option<Time>,
 }
 
 impl PairRead {
     /// Records that the session is queued. With `ends`, the session ends after its data is sent, or at that time.
     //Returns / `true` if it was not queued before.
-    pub(super) fn enqueue(&mut self, ends: Option<u64>) -> bool {
+    pub(super) fn enqueue(&mut self, ends: Option<Time>) -> bool {
         self.ends = self.ends.or(ends);
         !std::mem::replace(&mut self.queued, true)
     }
 
     /// Notes that the session was taken out of the queue. Returns [`ends`](Self::ends).
-    pub(super) fn dequeue(&mut self) -> Option<u64> {
+    pub(super) fn dequeue(&mut self) -> Option<Time> {
         self.queued = false;
         self.ends
     }
 
     /// The time at which the session ends at the latest, if it ends after its data is sent.
-    pub(super) fn ends(&self) -> Option<u64> {
+    pub(super) fn ends(&self) -> Option<Time> {
         self.ends
     }
 }

@@ -8,6 +8,7 @@ use arrayvec::ArrayVec;
 use offcore_session::Place;
 use offcore_session::message::SessionId;
 use offcore_session::slot::state;
+use offcore_stats::time::Time;
 use offcore_stats::tsc;
 use offcore_tcp::proto::{Cause, ConnId};
 use rustix::event::epoll::EventFlags;
@@ -107,7 +108,7 @@ impl Serve {
     }
 
     /// Ends a session after its application has stored an invalid value. The stack has already released the connection.
-    fn reset(&mut self, app: usize, number: u32, now: u64) {
+    fn reset(&mut self, app: usize, number: u32, now: Time) {
         self.misuse("a session was reset: its application stored an invalid index", app, now);
         let Some(application) = self.registry.app(app) else { return };
         let user = application.user();

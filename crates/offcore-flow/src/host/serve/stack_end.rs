@@ -1,7 +1,9 @@
 //! The stack's end of a session's socket pair. It shows the application's `poll` what the session reports.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use offcore_session::slot::Slot;
 use offcore_stats::tsc;
@@ -15,8 +17,15 @@ use super::{pair, wire};
 /// Number of bytes sent before the byte that carries the end of the pipe. It exceeds the number of token bytes that a
 /// few calls read.
 const DECOYS: usize = 512;
-/// A wake-up that takes at least this number of TSC ticks is slow: about 30 us.
-pub(super) const SLOW_WAKEUP: u64 = 100_000;
+/// A wake-up that takes at least this time is slow.
+const SLOW_WAKEUP: Duration = Duration::from_micros(30);
+
+/// Returns the minimum duration of a slow wake-up in TSC ticks.
+#[inline]
+pub(super) fn slow_wakeup_ticks() -> u64 {
+    static TICKS: LazyLock<u64> = LazyLock::new(|| tsc::ticks(SLOW_WAKEUP));
+    *TICKS
+}
 
 /// The state of the stack's end after a session is over.
 #[derive(Debug)]
@@ -122,7 +131,7 @@ impl StackEnd {
     /// Records the duration of a wake-up that began at TSC value `from`, if it was slow.
     pub(super) fn record_wakeup(&mut self, from: u64) {
         let ticks = tsc::now().saturating_sub(from);
-        if ticks >= SLOW_WAKEUP {
+        if ticks >= slow_wakeup_ticks() {
             self.slow_ticks += ticks;
         }
     }

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use offcore_session::slot::{OPTIONS, Slot, number as option, wish};
+use offcore_stats::time::Micros;
 use offcore_tcp::proto::{Algorithm, Buffers, ConnId, ConnOptions, KeepAlive};
 
 use crate::host::Calls;
@@ -91,7 +92,7 @@ pub(super) fn is_v6(slot: &Slot) -> bool {
 pub(super) fn conn_options(kept: &[u32; OPTIONS], v6: bool) -> ConnOptions {
     let number = |at: usize| option::decode(kept[at]);
     let (class, hops) = if v6 { (option::TCLASS, option::HOPS) } else { (option::TOS, option::TTL) };
-    let seconds = |seconds: u32| u64::try_from(seconds.cast_signed()).unwrap_or(0) * 1_000_000;
+    let seconds = |seconds: u32| Micros::from_secs(u64::try_from(seconds.cast_signed()).unwrap_or(0));
     let defer = number(option::DEFER_ACCEPT).map_or(0, |seconds| {
         // Converts the time to a number of SYN-ACK transmissions.
         (1..=u8::MAX).find(|tries| u64::from(seconds) < 1 << tries).unwrap_or(u8::MAX)
@@ -121,10 +122,10 @@ pub(super) fn name_congestion(slot: &Slot, usual: Algorithm) {
 /// Returns keep-alive parameters. `idle` and `interval` are in seconds. A 0 selects the default.
 fn keep_alive([idle, interval, count]: [u32; 3]) -> KeepAlive {
     let usual = KeepAlive::default();
-    let micros = |seconds: u32, usual| if seconds == 0 { usual } else { u64::from(seconds) * 1_000_000 };
+    let span = |seconds: u32, usual| if seconds == 0 { usual } else { Micros::from_secs(seconds.into()) };
     KeepAlive {
-        idle: micros(idle, usual.idle),
-        interval: micros(interval, usual.interval),
+        idle: span(idle, usual.idle),
+        interval: span(interval, usual.interval),
         probes: if count == 0 { usual.probes } else { u8::try_from(count).unwrap_or(u8::MAX) },
     }
 }

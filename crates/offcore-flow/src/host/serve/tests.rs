@@ -7,6 +7,7 @@ use std::sync::mpsc::channel;
 
 use offcore_session::Place;
 use offcore_session::message::{Answer, Call, Hello, KEY, NONE, Question, VERSION, Welcome};
+use offcore_stats::time::Time;
 use offcore_tcp::proto::{Config, ConnId, Out, Stack};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::sockopt::set_socket_passcred;
@@ -30,8 +31,7 @@ struct TestServer {
     serve: Serve,
     stack: Stack,
     out: Out,
-    /// Microseconds.
-    now: u64,
+    now: Time,
 }
 
 /// An application, and the socket of its process.
@@ -48,7 +48,7 @@ impl TestServer {
         let config = ServeConfig { path, allow: Vec::new(), memory: MEMORY, connections: 1 << 16 };
         let serve = Serve::open(config, Block::private(&TCP_SERVE)).unwrap();
         let stack = Stack::new(Config { memory: MEMORY, ..Config::default() }).unwrap();
-        Self { serve, stack, out: Out::default(), now: 1 }
+        Self { serve, stack, out: Out::default(), now: Time::from_micros(1) }
     }
 
     /// Calls the server with its stack.
@@ -86,7 +86,8 @@ impl TestServer {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (socket, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
         let generation = self.serve.registry.next_generation();
-        let guest = Guest { generation, user, socket, charge: None, since: 0, invited: false, waits: None };
+        let guest =
+            Guest { generation, user, socket, charge: None, since: Time::ZERO, invited: false, waits: None };
         self.serve.admission.guests.push_back(guest);
         theirs
     }
@@ -371,7 +372,8 @@ fn announcements_beside_other_users_are_limited() {
 fn users_pay_for_scans_in_turn() {
     let mut server = TestServer::new();
     let _apps = [USER, OTHER].map(|user| server.attach(user));
-    let scans: Vec<_> = (0..4).map(|_| server.charged(|server| server.serve.scan_for_marks(1))).collect();
+    let scans: Vec<_> =
+        (0..4).map(|_| server.charged(|server| server.serve.scan_for_marks(Time::from_micros(1)))).collect();
     assert!(scans.iter().all(|users| users.len() == 1), "{scans:?}");
     assert!(scans[0] != scans[1] && scans[..2] == scans[2..], "{scans:?}");
 }

@@ -16,7 +16,7 @@ use offcore_stats::tsc;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::Serve;
-use super::stack_end::{ClosingDescriptor, SLOW_WAKEUP};
+use super::stack_end::{ClosingDescriptor, slow_wakeup_ticks};
 
 /// Number of users with long wake-ups that are distinguished in a turn. When there are this many, the announcements of
 /// all users wait.
@@ -144,7 +144,7 @@ impl Serve {
             let ticks = session.announce_now(slot, &mut self.tally.counts);
             // The woken thread may have run on this core in between.
             let taken = if ticks > 0 { self.schedule.waking.taken(ticks) } else { 0 };
-            if taken >= SLOW_WAKEUP {
+            if taken >= slow_wakeup_ticks() {
                 long.push((user, app, taken));
             }
             false

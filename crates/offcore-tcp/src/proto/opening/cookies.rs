@@ -1,5 +1,6 @@
 //! Handshakes with SYN cookies.
 
+use offcore_stats::time::Time;
 use offcore_wire::TcpFlags;
 
 use crate::proto::addr::FlowKey;
@@ -12,14 +13,14 @@ impl Stack {
     /// Answers a SYN with a SYN cookie, which encodes the state, because too many connections are half open.
     pub(super) fn answer_by_cookie(
         &mut self,
-        now: u64,
+        now: Time,
         half: &Half,
         out: &mut Out,
     ) -> Result<Verdict, DropReason> {
         // The cookie does not encode the window.
         let mut half = Half { window: self.local_parameters_of(half).syn_window(), ..half.clone() };
         let Both { key, iss, irs, offered, timestamp_offset, .. } = &mut half.both;
-        let clock = (now / 1000) as u32;
+        let clock = now.wrapping_millis();
         // Without a cookie the SYN is dropped, and the peer repeats it.
         let cookie = self.cookies.encode(key, *irs, offered.for_cookie(), clock, now);
         let cookie = cookie.ok_or(DropReason::Backlog)?;
@@ -37,7 +38,7 @@ impl Stack {
     /// Handles an acknowledgement at a listener, which may return a cookie.
     pub(super) fn cookie_segment(
         &mut self,
-        now: u64,
+        now: Time,
         listener: u32,
         key: FlowKey,
         segment: &Segment,
@@ -65,7 +66,7 @@ impl Stack {
         let mtu = self.net.ifaces[usize::from(way.iface)].mtu;
         let options = self.listeners.get(listener).map(|listener| listener.options).unwrap_or_default();
         let both = Both { key, way, mtu, iss, irs, offered, timestamp_offset, options };
-        let mut half = Half { due: 0, tries: 1, ..Half::new(now, both, listener, 0) };
+        let mut half = Half { due: Time::ZERO, tries: 1, ..Half::new(now, both, listener, 0) };
         half.window = self.local_parameters_of(&half).syn_window();
         let id = self.establish(now, &half, segment, None, out)?;
         self.cookies.count_taken();

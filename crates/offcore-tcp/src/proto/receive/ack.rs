@@ -1,8 +1,10 @@
 //! Delayed acknowledgements (RFC 9293, 3.8.6.3; RFC 5681, 4.2).
 
-/// Maximum delay of an acknowledgement in microseconds (RFC 9293, 3.8.6.3: less than half a second; Linux's minimum is
+use offcore_stats::time::{Micros, Time};
+
+/// Maximum delay of an acknowledgement (RFC 9293, 3.8.6.3: less than half a second; Linux's minimum is
 /// 40 ms).
-pub(super) const DELAYED_ACK: u64 = 40_000;
+pub(super) const DELAYED_ACK: Micros = Micros::from_millis(40);
 /// For this many segments at the beginning, every second one is acknowledged immediately so that the peer's window
 /// opens.
 const QUICK_SEGMENTS: u8 = 32;
@@ -12,7 +14,7 @@ const QUICK_SEGMENTS: u8 = 32;
 pub(crate) enum AckNeed {
     No,
     /// At this time.
-    By(u64),
+    By(Time),
     Now,
 }
 
@@ -81,7 +83,7 @@ impl DelayedAck {
 
     /// Records that `len` bytes of in-order data have arrived, up to `next`.
     #[inline]
-    pub(super) fn arrived(&mut self, now: u64, next: u64, len: u64) {
+    pub(super) fn arrived(&mut self, now: Time, next: u64, len: u64) {
         let due = next - self.acknowledged;
         if len <= u64::from(self.largest) {
             self.peer_mss = self.peer_mss.max(len as u16);

@@ -1,29 +1,31 @@
 //! Growth of the receive window according to the data that the application reads per round trip.
 
+use offcore_stats::time::{Micros, Time};
+
 use super::Receiver;
 
 /// Measures the data read per round trip, which determines the window's growth.
 #[derive(Debug, Default)]
 pub(super) struct Round {
     /// Start of the current round, and the application's read position at that time.
-    began: u64,
+    began: Time,
     from: u64,
     /// The largest number of bytes read in one round.
     most: u64,
-    /// Measured duration of a round in microseconds; 0 before the first sample.
-    rtt: u64,
+    /// Measured duration of a round; zero before the first sample.
+    rtt: Micros,
     /// The echoed timestamp of the last sample.
     echo: u32,
 }
 
 impl Receiver {
-    /// Processes a sample of the round-trip time in microseconds: the time until data arrives with the echo of a
+    /// Processes a sample of the round-trip time: the time until data arrives with the echo of a
     /// timestamp.
     #[inline]
-    pub(crate) fn measure(&mut self, echo: u32, sample: u64) {
+    pub(crate) fn measure(&mut self, echo: u32, sample: Micros) {
         let rtt = self.round.rtt;
         self.round.echo = echo;
-        self.round.rtt = if rtt == 0 { sample } else { rtt - rtt / 8 + sample / 8 };
+        self.round.rtt = if rtt == Micros::ZERO { sample } else { rtt - rtt / 8 + sample / 8 };
     }
 
     /// Returns whether an echoed timestamp has not given a sample.
@@ -35,10 +37,10 @@ impl Receiver {
     /// Grows the window to twice the bytes that the application reads in a round trip, and to four times while they
     /// grow: a sender in slow start doubles them in each round (Fisk and Feng, Dynamic Right-Sizing in TCP; Linux's
     /// `tcp_rcv_space_adjust`). `limit` bounds the window. Without timestamps a round trip takes `rtt`.
-    pub(crate) fn adapt(&mut self, now: u64, rtt: u64, limit: impl FnOnce() -> u32) {
+    pub(crate) fn adapt(&mut self, now: Time, rtt: Micros, limit: impl FnOnce() -> u32) {
         let Round { began, from, most, rtt: measured, echo } = self.round;
-        let rtt = if measured > 0 { measured } else { rtt };
-        if now - began < rtt || rtt == 0 {
+        let rtt = if measured > Micros::ZERO { measured } else { rtt };
+        if now - began < rtt || rtt == Micros::ZERO {
             return;
         }
         let read = self.consumed - from;
@@ -59,15 +61,15 @@ mod tests {
     /// Returns the window after rounds of 100 ms with these numbers of bytes.
     fn window_after(rounds: &[u64]) -> u32 {
         let mut receiver = Receiver::new(999, 65_536, 8);
-        let mut now = 1;
+        let mut now = Time::from_micros(1);
         for bytes in rounds {
             let end = receiver.next + bytes;
             receiver.announced = end;
             receiver.text(now, receiver.next..end, false, |_| true).unwrap();
-            now += 100_000;
-            receiver.measure(1, 100_000);
+            now += Micros::from_millis(100);
+            receiver.measure(1, Micros::from_millis(100));
             receiver.consumed(end);
-            receiver.adapt(now, 1000, || u32::MAX);
+            receiver.adapt(now, Micros::from_millis(1), || u32::MAX);
         }
         receiver.promise
     }

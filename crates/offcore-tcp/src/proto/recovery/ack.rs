@@ -1,5 +1,7 @@
 //! Processing of ACKs.
 
+use offcore_stats::time::{Micros, Time};
+
 use super::cc::Progress;
 use super::delivery::Delivery;
 use super::probe::ProbeAck;
@@ -20,8 +22,8 @@ pub(crate) struct Ack<'a> {
     pub(crate) sacks: &'a [(u64, u64)],
     /// The range that the receiver got twice (RFC 2883).
     pub(crate) dsack: Option<(u64, u64)>,
-    /// Time in microseconds since the segment with the echoed timestamp was sent.
-    pub(crate) rtt_sample: Option<u64>,
+    /// Time since the segment with the echoed timestamp was sent.
+    pub(crate) rtt_sample: Option<Micros>,
     /// The ACK has ECE, and ECN was negotiated.
     pub(crate) ece: bool,
     /// The advertised window differs from the previous one.
@@ -48,7 +50,7 @@ pub(crate) struct Acked {
 impl Recovery {
     /// Processes an ACK. In an old ACK only the SACK blocks are used. An ACK beyond the published data is ignored.
     #[inline]
-    pub(crate) fn ack(&mut self, now: u64, ack: &Ack) -> Acked {
+    pub(crate) fn ack(&mut self, now: Time, ack: &Ack) -> Acked {
         let before = self.runs.una;
         let plain = ack.sacks.is_empty() && ack.dsack.is_none() && !ack.ece;
         if !(plain && self.quiet() && ack.una <= self.runs.published && ack.una > before) {
@@ -58,10 +60,10 @@ impl Recovery {
         }
         // Everything was sent once, so the send times are valid samples.
         let (first, last) = self.runs.advance_plain(ack.una);
-        let rtt = now.saturating_sub(last);
+        let rtt = now.saturating_since(last);
         self.rack.advance(ack.una, last, rtt);
         self.rtt.least(now, rtt);
-        self.rtt.sample(now.saturating_sub(first));
+        self.rtt.sample(now.saturating_since(first));
         self.rtt.advanced();
         self.grow(now, before, ack.una - before, false);
         if self.paced.is_some() {
@@ -87,13 +89,13 @@ impl Recovery {
     }
 
     /// Returns the latest possible send time of the segment whose timestamp the ACK echoes.
-    fn echo(&self, now: u64, ack: &Ack) -> Option<u64> {
+    fn echo(&self, now: Time, ack: &Ack) -> Option<Time> {
         let sample = ack.rtt_sample.filter(|_| self.timestamps)?;
         Some(now.saturating_sub(sample).saturating_add(GRANULARITY))
     }
 
     /// Updates the round-trip time estimates and RACK's state from the delivered data.
-    fn estimate(&mut self, now: u64, ack: &Ack, delivery: &Delivery) {
+    fn estimate(&mut self, now: Time, ack: &Ack, delivery: &Delivery) {
         if let Some(rtt) = delivery.once {
             self.rtt.least(now, rtt);
         }
@@ -102,7 +104,7 @@ impl Recovery {
             return;
         }
         // An ACK of retransmitted data yields a sample only through its timestamp (RFC 6298, section 3; Karn).
-        let own = delivery.first.filter(|_| !delivery.repeated).map(|first| now.saturating_sub(first));
+        let own = delivery.first.filter(|_| !delivery.repeated).map(|first| now.saturating_since(first));
         let echoed = ack.rtt_sample.filter(|_| self.timestamps);
         if let Some(sample) = own.or(echoed) {
             self.rtt.sample(sample);
@@ -112,7 +114,7 @@ impl Recovery {
     /// Grows the window if it limited the acknowledged data (RFC 7661, section 4). `restart`: slow start after a
     /// timeout, whose last ACK also counts.
     #[inline]
-    fn grow(&mut self, now: u64, before: u64, acked: u64, restart: bool) {
+    fn grow(&mut self, now: Time, before: u64, acked: u64, restart: bool) {
         if acked == 0 {
             return;
         }
@@ -129,7 +131,7 @@ impl Recovery {
 
     /// Restarts or stops timers after an ACK.
     #[inline]
-    fn rearm(&mut self, now: u64, advanced: bool) {
+    fn rearm(&mut self, now: Time, advanced: bool) {
         if self.probe.is_next() && advanced {
             self.probe.forget();
         }
@@ -145,7 +147,7 @@ impl Recovery {
     }
 
     #[inline(never)]
-    fn ack_slow(&mut self, now: u64, ack: &Ack) -> Acked {
+    fn ack_slow(&mut self, now: Time, ack: &Ack) -> Acked {
         let before = self.runs.una;
         let flight = self.runs.published - before;
         if ack.una > self.runs.published {
@@ -255,7 +257,7 @@ impl Recovery {
 
     /// Returns whether the ACK shows that the last reduction was spurious, and undoes it in that case (RFC 4015,
     /// section 3.2).
-    fn detect_spurious_reduction(&mut self, now: u64, ack: &Ack, delivery: &Delivery) -> bool {
+    fn detect_spurious_reduction(&mut self, now: Time, ack: &Ack, delivery: &Delivery) -> bool {
         let advanced = delivery.acked > 0;
         let echo = self.echo(now, ack);
         let (open, una) = (self.phase.is_open(), self.runs.una);
@@ -287,7 +289,7 @@ impl Recovery {
 
     /// Evaluates the probe (RFC 8985, section 7.4.2). Returns whether the probe repaired a loss, so that the window is
     /// reduced.
-    fn take_probe_ack(&mut self, now: u64, ack: &Ack, advanced: bool) -> bool {
+    fn take_probe_ack(&mut self, now: Time, ack: &Ack, advanced: bool) -> bool {
         let repeats = !advanced && ack.sacks.is_empty() && !ack.has_data;
         match self.probe.on_ack(self.runs.una, ack.dsack.map(|range| range.1), repeats) {
             ProbeAck::Nothing => false,
@@ -296,7 +298,7 @@ impl Recovery {
                 false
             }
             ProbeAck::Repaired => {
-                self.episode.get_or_insert_default().probe_wait = 0;
+                self.episode.get_or_insert_default().probe_wait = Micros::ZERO;
                 self.model_mark(now);
                 self.cc.on_loss(u64::from(self.cc.cwnd));
                 self.cc.cwnd = self.cc.cwnd.min(self.cc.ssthresh);
@@ -325,7 +327,7 @@ impl Recovery {
     }
 
     /// Marks lost data, and returns the number of bytes that were not lost before.
-    pub(super) fn find_lost(&mut self, now: u64, advanced: bool) -> u64 {
+    pub(super) fn find_lost(&mut self, now: Time, advanced: bool) -> u64 {
         let third = self.phase.is_open() && self.duplicates >= THRESHOLD;
         // RFC 6582, section 3.2: a partial ACK indicates that the next segment is also lost.
         let partial = self.phase.is_recovery() && advanced;
@@ -343,14 +345,14 @@ impl Recovery {
     }
 
     /// Detects losses with RACK (RFC 8985, section 6.2, steps 4 and 5).
-    fn find_overdue(&mut self, now: u64) -> u64 {
+    fn find_overdue(&mut self, now: Time) -> u64 {
         // RACK.reordering_seen.
         let reordering = self.episode.as_ref().is_some_and(|episode| episode.stats.reordered > 0);
         let eager = !reordering && (!self.phase.is_open() || self.runs.segments >= THRESHOLD);
-        let least = self.rtt.min().unwrap_or(0);
+        let least = self.rtt.min().unwrap_or_default();
         let srtt = self.rtt.srtt();
         let window = match &self.episode {
-            _ if eager => 0,
+            _ if eager => Micros::ZERO,
             Some(episode) => episode.reordering.window(least, srtt),
             None => (least / 4).min(srtt),
         };
@@ -358,7 +360,7 @@ impl Recovery {
     }
 
     /// Begins fast recovery. `flight`: unacknowledged bytes before this ACK. `delivered`: bytes that the ACK delivered.
-    pub(super) fn enter(&mut self, now: u64, flight: u64, delivered: u64) {
+    pub(super) fn enter(&mut self, now: Time, flight: u64, delivered: u64) {
         self.model_recovery(now);
         let outside = u64::from(self.runs.sacked) + u64::from(self.duplicates) * u64::from(self.cc.mss);
         let left = (self.runs.published - self.runs.una).saturating_sub(outside);
@@ -382,7 +384,7 @@ impl Recovery {
     }
 
     /// Processes an ECN mark: one reduction per window (RFC 3168, section 6.1.2).
-    fn take_mark(&mut self, now: u64, flight: u64) -> bool {
+    fn take_mark(&mut self, now: Time, flight: u64) -> bool {
         if !self.phase.is_open() || !self.phase.may_reduce_window(self.runs.una) {
             return false;
         }

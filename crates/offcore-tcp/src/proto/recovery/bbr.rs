@@ -1,6 +1,6 @@
 //! BBR, version 3 (draft-ietf-ccwg-bbr-06): a model of the path determines the sending rate and the volume in flight.
 //!
-//! Windows, volumes and losses are in bytes, bandwidths in bytes per second, times in microseconds, gains in percent.
+//! Windows, volumes and losses are in bytes, bandwidths in bytes per second, gains in percent.
 //! Section numbers refer to the draft. There are two differences to the draft. All data that one ACK shows to be lost
 //! counts as one packet with the latest send time. An ECN mark (ECE, RFC 3168) counts as a loss, because the draft does
 //! not define a response.
@@ -8,6 +8,8 @@
 mod cycle;
 mod model;
 mod rate;
+
+use offcore_stats::time::{Micros, Time};
 
 use cycle::{Phase, State, Undo};
 use model::{Aggregation, Bounds, FullPipe, INFINITE, Latest, MaxBw, MinRtt, Rounds, bytes_in};
@@ -24,12 +26,12 @@ const FULL_LOSSES: u8 = 6;
 /// Maximum send quantum.
 const LONGEST_QUANTUM: u64 = 64 << 10;
 /// The round-trip time assumed for the first pacing rate without a sample.
-const UNKNOWN_RTT: u64 = 1000;
+const UNKNOWN_RTT: Micros = Micros::from_millis(1);
 
 /// The state of the connection at an event.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flow {
-    pub(super) now: u64,
+    pub(super) now: Time,
     pub(super) mss: u64,
     pub(super) cwnd: u64,
     pub(super) inflight: u64,
@@ -45,9 +47,9 @@ pub(super) struct Flow {
 pub(super) struct Delivered {
     pub(super) bytes: u64,
     /// Send time and round-trip time of the newest segment. `None` if a newer segment was delivered before.
-    pub(super) newest: Option<(u64, u64)>,
+    pub(super) newest: Option<(Time, Micros)>,
     /// The minimum round-trip time of the connection.
-    pub(super) least: u64,
+    pub(super) least: Micros,
 }
 
 /// The state of BBR of a connection.
@@ -76,8 +78,9 @@ pub(super) struct Bbr {
 
 impl Bbr {
     /// Creates the initial state (sections 5.2.1 and 5.6.2). `srtt` is 0 before the first sample.
-    pub(super) fn new(now: u64, srtt: u64, cwnd: u64) -> Self {
-        let nominal = cwnd.saturating_mul(1_000_000) / if srtt == 0 { UNKNOWN_RTT } else { srtt };
+    pub(super) fn new(now: Time, srtt: Micros, cwnd: u64) -> Self {
+        let nominal = cwnd.saturating_mul(1_000_000)
+            / if srtt == Micros::ZERO { UNKNOWN_RTT.get() } else { srtt.get() };
         Self {
             rate: Rate::default(),
             state: State::Startup,
@@ -99,7 +102,7 @@ impl Bbr {
     }
 
     /// Counts transmitted data, which `flow.inflight` includes. `idle`: nothing was in flight before.
-    pub(super) fn on_sent(&mut self, flow: &Flow, idle: bool, srtt: u64) {
+    pub(super) fn on_sent(&mut self, flow: &Flow, idle: bool, srtt: Micros) {
         self.rate.on_sent(flow.now, idle, flow.inflight, srtt);
     }
 
@@ -173,7 +176,7 @@ impl Bbr {
     }
 
     /// Counts `bytes` as lost (section 5.5.10.2). `sent` is their latest send time.
-    pub(super) fn on_lost(&mut self, flow: &Flow, bytes: u64, sent: u64) {
+    pub(super) fn on_lost(&mut self, flow: &Flow, bytes: u64, sent: Time) {
         self.note_loss(flow);
         self.rate.lost += bytes;
         if !self.phase.is_sample {
@@ -228,7 +231,7 @@ impl Bbr {
 
     /// BBR.bdp.
     fn bdp(&self, bw: u64) -> u64 {
-        if self.rtt.min == INFINITE { self.initial_cwnd } else { bytes_in(bw, self.rtt.min) }
+        if self.rtt.min == Micros::MAX { self.initial_cwnd } else { bytes_in(bw, self.rtt.min) }
     }
 
     /// QuantizationBudget (section 5.6.4.2).

@@ -9,6 +9,7 @@ mod hystart;
 mod newreno;
 
 use offcore_stats::named;
+use offcore_stats::time::{Micros, Time};
 
 use cubic::Cubic;
 use hystart::HyStart;
@@ -97,7 +98,7 @@ impl Congestion {
     /// Grows the window for `acked` bytes that a cumulative ACK covers. In slow start it grows by the same number of
     /// bytes, because receivers of vectors acknowledge many segments at once (as on Linux; RFC 3465 would allow two).
     #[inline]
-    pub(super) fn on_ack(&mut self, now: u64, acked: u64, srtt: u64, progress: &Progress) {
+    pub(super) fn on_ack(&mut self, now: Time, acked: u64, srtt: Micros, progress: &Progress) {
         let mut acked = u32::try_from(acked).unwrap_or(u32::MAX).min(LARGEST);
         if self.cwnd < self.ssthresh {
             let mut grown = acked.min(self.ssthresh - self.cwnd);
@@ -133,7 +134,7 @@ impl Congestion {
     /// Processes an ACK of data that was limited by the application, not by the window. The window does not change, and
     /// CUBIC's clock pauses (RFC 9438, section 5.8).
     #[inline]
-    pub(super) fn on_unlimited(&mut self, now: u64) {
+    pub(super) fn on_unlimited(&mut self, now: Time) {
         if let Growth::Cubic(cubic) = &mut self.growth {
             cubic.pause(now);
         }
@@ -165,20 +166,20 @@ impl Congestion {
         }
     }
 
-    /// Returns the window after `idle` microseconds without data in flight: it is halved for each `rto`, down to the
+    /// Returns the window after `idle` without data in flight: it is halved for each `rto`, down to the
     /// restart window (RFC 5681, section 4.1; RFC 2861, section 3.2). BBR uses pacing instead.
     #[inline]
-    pub(super) fn after_idle(&self, idle: u64, rto: u64) -> u32 {
+    pub(super) fn after_idle(&self, idle: Micros, rto: Micros) -> u32 {
         if matches!(self.growth, Growth::Bbr) {
             return self.cwnd;
         }
-        let halvings = idle.checked_div(rto).unwrap_or(0).min(31);
+        let halvings = idle.get().checked_div(rto.get()).unwrap_or(0).min(31);
         let floor = self.cwnd.min(initial(self.mss));
         (self.cwnd >> halvings).max(floor)
     }
 
     /// Handles transmission after an idle period.
-    pub(super) fn restart(&mut self, now: u64, idle: u64, rto: u64) {
+    pub(super) fn restart(&mut self, now: Time, idle: Micros, rto: Micros) {
         let cwnd = self.after_idle(idle, rto);
         if cwnd < self.cwnd {
             self.ssthresh = self.ssthresh.max(self.cwnd / 4 * 3);

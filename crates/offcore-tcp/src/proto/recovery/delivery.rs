@@ -1,10 +1,12 @@
 //! The data delivered by one ACK: collected while runs are acknowledged, then used by the estimators.
 
+use offcore_stats::time::{Micros, Time};
+
 /// How delivered data was sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sent {
     /// Time of the last publication.
-    pub(super) time: u64,
+    pub(super) time: Time,
     /// It was sent more than once, so an ACK is ambiguous (Karn).
     pub(super) repeated: bool,
     /// SACK has already covered it.
@@ -15,7 +17,7 @@ pub(super) struct Sent {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Newest {
     /// Send time: RACK.xmit_ts.
-    pub(super) time: u64,
+    pub(super) time: Time,
     /// End position, which decides among segments sent at the same time: RACK.end_seq.
     pub(super) end: u64,
 }
@@ -23,14 +25,14 @@ pub(super) struct Newest {
 /// The data delivered by an ACK.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Delivery {
-    now: u64,
+    now: Time,
     /// Retransmissions sent later than this did not cause the ACK, because no round trip is so short (RFC 8985, section
     /// 6.2, step 2).
-    latest: u64,
+    latest: Time,
     /// Retransmissions sent later than this did not advance the ACK, whose echo is older (the same step). The echo does
     /// not apply to SACKed data, which the step overlooks: it is from the last in-sequence segment (RFC 7323, section
     /// 4.3).
-    echo: u64,
+    echo: Time,
     /// Bytes that the cumulative ACK covers, whether SACKed before or not.
     pub(super) acked: u64,
     /// The part of them that SACK did not cover before.
@@ -40,11 +42,11 @@ pub(super) struct Delivery {
     /// The newest segment of all ACKs so far.
     pub(super) newest: Newest,
     /// Its round-trip time. `None` if this ACK delivers no newer segment.
-    pub(super) rtt: Option<u64>,
+    pub(super) rtt: Option<Micros>,
     /// Round-trip time of a segment that was sent only once.
-    pub(super) once: Option<u64>,
+    pub(super) once: Option<Micros>,
     /// Send time of the first segment covered by the cumulative ACK, if the ACK gives a sample for it.
-    pub(super) first: Option<u64>,
+    pub(super) first: Option<Time>,
     /// The cumulative ACK covers data that was sent more than once.
     pub(super) repeated: bool,
     /// The highest byte delivered so far: RACK.fack.
@@ -58,12 +60,18 @@ pub(super) struct Delivery {
 impl Delivery {
     /// Creates an empty delivery. `echo`: send time of the segment whose timestamp the ACK echoes, if there is one.
     #[inline]
-    pub(super) fn new(now: u64, newest: Newest, highest: u64, echo: Option<u64>, least: Option<u64>) -> Self {
-        let latest = now.saturating_sub(least.unwrap_or(0));
+    pub(super) fn new(
+        now: Time,
+        newest: Newest,
+        highest: u64,
+        echo: Option<Time>,
+        least: Option<Micros>,
+    ) -> Self {
+        let latest = now.saturating_sub(least.unwrap_or_default());
         Self {
             now,
             latest,
-            echo: echo.unwrap_or(u64::MAX),
+            echo: echo.unwrap_or(Time::NEVER),
             acked: 0,
             fresh: 0,
             sacked: 0,
@@ -101,7 +109,7 @@ impl Delivery {
     }
 
     #[inline]
-    fn deliver(&mut self, sent: Sent, end: u64, latest: u64) {
+    fn deliver(&mut self, sent: Sent, end: u64, latest: Time) {
         if end > self.highest {
             self.highest = end;
         } else if !sent.repeated {
@@ -109,14 +117,14 @@ impl Delivery {
         }
         if !sent.repeated {
             self.original = self.original.min(end);
-            self.once = Some(self.now.saturating_sub(sent.time));
+            self.once = Some(self.now.saturating_since(sent.time));
         } else if sent.time > latest {
             return;
         }
         let this = Newest { time: sent.time, end };
         if this >= self.newest {
             self.newest = this;
-            self.rtt = Some(self.now.saturating_sub(sent.time));
+            self.rtt = Some(self.now.saturating_since(sent.time));
         }
     }
 }

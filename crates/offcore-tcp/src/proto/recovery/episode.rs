@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use offcore_stats::time::{Micros, Time};
+
 use super::Stats;
 use super::cc::Congestion;
 use super::prr::Prr;
@@ -22,7 +24,7 @@ pub(super) struct Episode {
     pub(super) undo: Undo,
     pub(super) reordering: Reordering,
     /// Extra delay of a probe beyond two round trips, after needless probes. 0 before.
-    pub(super) probe_wait: u64,
+    pub(super) probe_wait: Micros,
 }
 
 /// State for undoing a spurious reduction.
@@ -33,7 +35,7 @@ pub(super) struct Undo {
     /// The first unacknowledged byte at the reduction.
     una: u64,
     /// Time of the first retransmission; 0 before.
-    first: u64,
+    first: Time,
     /// Retransmitted data without a DSACK so far.
     open: Vec<Range<u64>>,
     /// The end of the published data at the end of recovery. DSACKs of its retransmissions arrive before that is
@@ -51,16 +53,16 @@ impl Undo {
 
     /// Handles a timeout in recovery: the window from before recovery is kept, and timestamps decide again.
     pub(super) fn go_on(&mut self) {
-        (self.first, self.told) = (0, false);
+        (self.first, self.told) = (Time::ZERO, false);
     }
 
     /// Records retransmitted data.
-    pub(super) fn on_repeat(&mut self, now: u64, range: Range<u64>) {
+    pub(super) fn on_repeat(&mut self, now: Time, range: Range<u64>) {
         if self.before.is_none() {
             return;
         }
-        if self.first == 0 {
-            self.first = now.max(1);
+        if self.first == Time::ZERO {
+            self.first = now.max(Time::from_micros(1));
         }
         let full = self.open.len() >= RANGES;
         match self.open.last_mut() {
@@ -77,7 +79,7 @@ impl Undo {
         if self.until.is_some_and(|until| una > until) {
             *self = Self::default();
         }
-        if self.first == 0 || range.0 < self.una {
+        if self.first == Time::ZERO || range.0 < self.una {
             return false;
         }
         let meets = |open: &Range<u64>| open.start < range.1 && range.0 < open.end;
@@ -96,8 +98,8 @@ impl Undo {
     /// Processes an advancing ACK that echoes a segment sent at `echo` or a little before. Returns whether that was
     /// before the first retransmission, so that the ACK is for the original (RFC 3522, section 3.2). The first such ACK
     /// decides.
-    pub(super) fn on_echo(&mut self, echo: Option<u64>) -> bool {
-        if self.first == 0 || self.told {
+    pub(super) fn on_echo(&mut self, echo: Option<Time>) -> bool {
+        if self.first == Time::ZERO || self.told {
             return false;
         }
         self.told = true;
@@ -107,7 +109,7 @@ impl Undo {
     /// Records the end of recovery, with data up to `published` sent. Returns whether nothing was retransmitted.
     pub(super) fn on_recovered(&mut self, published: u64) -> bool {
         self.until = Some(published);
-        self.before.is_some() && self.first == 0
+        self.before.is_some() && self.first == Time::ZERO
     }
 
     /// Returns the window from before the reduction and clears the state.
@@ -154,8 +156,8 @@ impl Reordering {
     }
 
     /// Returns the reordering window: the quarters of `least`, but at most `srtt`.
-    pub(super) fn window(&self, least: u64, srtt: u64) -> u64 {
-        (u64::from(self.quarters) * least / 4).min(srtt)
+    pub(super) fn window(&self, least: Micros, srtt: Micros) -> Micros {
+        (least * self.quarters.into() / 4).min(srtt)
     }
 }
 
@@ -168,7 +170,7 @@ mod tests {
     fn duplicate_ranges_are_bounded() {
         let mut undo = Undo::default();
         undo.begin(Congestion::new(1000, Algorithm::Cubic), 0);
-        undo.on_repeat(1, 0..1_000_000);
+        undo.on_repeat(Time::from_micros(1), 0..1_000_000);
         let mut most = 0;
         for byte in 0..1000 {
             assert!(!undo.on_duplicate((2 * byte, 2 * byte + 1), 0));

@@ -3,8 +3,10 @@
 //! A paced connection sends a quantum, and is then *held* until the quantum's time has passed: `Recovery::release_at`.
 //! Tail loss probes are not held.
 
+use offcore_stats::time::{Micros, Time};
+
 use super::bbr::{Bbr, Delivered, Flow, quantum};
-use super::{Algorithm, NEVER, Recovery};
+use super::{Algorithm, Recovery};
 
 /// Maximum timer delay that the next quantum compensates, in nanoseconds.
 const LATE: u64 = 1_000_000;
@@ -19,8 +21,8 @@ pub(super) struct Paced {
     most: u64,
     /// C.next_send_time in nanoseconds.
     next: u64,
-    /// Time of the last event in microseconds.
-    now: u64,
+    /// Time of the last event.
+    now: Time,
     bbr: Option<Bbr>,
 }
 
@@ -45,10 +47,11 @@ impl Recovery {
     fn keep_paced(&mut self, most: u64, algorithm: Algorithm) {
         let bbr = algorithm == Algorithm::Bbr;
         if !bbr && most == u64::MAX {
-            (self.paced, self.release_at) = (None, NEVER);
+            (self.paced, self.release_at) = (None, Time::NEVER);
             return;
         }
-        let paced = self.paced.get_or_insert_with(|| Box::new(Paced { most, next: 0, now: 0, bbr: None }));
+        let paced =
+            self.paced.get_or_insert_with(|| Box::new(Paced { most, next: 0, now: Time::ZERO, bbr: None }));
         paced.most = most.max(1);
         if !bbr {
             paced.bbr = None;
@@ -56,7 +59,7 @@ impl Recovery {
     }
 
     /// Starts BBR when the handshake is complete, or when data is sent for the first time.
-    fn begin_bbr(&mut self, now: u64) {
+    fn begin_bbr(&mut self, now: Time) {
         let (srtt, cwnd) = (self.rtt.srtt(), u64::from(self.cc.cwnd));
         let bbr = self.cc.algorithm() == Algorithm::Bbr;
         if let Some(paced) = &mut self.paced {
@@ -72,11 +75,11 @@ impl Recovery {
         let Some(paced) = &self.paced else { return u64::MAX };
         let rate = match (&paced.bbr, self.rtt.srtt()) {
             (Some(bbr), _) => bbr.pacing_rate,
-            (None, 0) => u64::MAX,
+            (None, Micros::ZERO) => u64::MAX,
             (None, srtt) => {
                 let (cwnd, ssthresh) = (u64::from(self.cc.cwnd), u64::from(self.cc.ssthresh));
                 let percent = if cwnd < ssthresh / 2 { SLOW_START } else { AVOIDANCE };
-                cwnd.max(self.pipe()) * percent * 10_000 / srtt
+                cwnd.max(self.pipe()) * percent * 10_000 / srtt.get()
             }
         };
         rate.clamp(1, paced.most)
@@ -85,12 +88,16 @@ impl Recovery {
     /// Returns the part of `room` that may be sent now: a quantum, or nothing.
     #[inline(never)]
     pub(super) fn paced_room(&self, room: u64) -> u64 {
-        if self.release_at != NEVER { 0 } else { room.min(quantum(self.pacing_rate(), self.cc.mss.into())) }
+        if self.release_at != Time::NEVER {
+            0
+        } else {
+            room.min(quantum(self.pacing_rate(), self.cc.mss.into()))
+        }
     }
 
     /// Prepares for the plan of `bytes` of new data.
     #[inline(never)]
-    pub(super) fn pace_new(&mut self, now: u64, bytes: u64) {
+    pub(super) fn pace_new(&mut self, now: Time, bytes: u64) {
         self.begin_bbr(now);
         let flow = self.flow(now, 0);
         if flow.inflight == 0
@@ -107,17 +114,18 @@ impl Recovery {
     pub(super) fn pace(&mut self, bytes: u64) {
         let rate = self.pacing_rate();
         let Some(paced) = &mut self.paced else { return };
-        let now = paced.now.saturating_mul(1000);
+        let now = paced.now.as_micros().saturating_mul(1000);
         let took = bytes.saturating_mul(1_000_000_000) / rate;
         paced.next = paced.next.max(now.saturating_sub(LATE)).saturating_add(took);
-        self.release_at = if paced.next > now { paced.next.div_ceil(1000) } else { NEVER };
+        self.release_at =
+            if paced.next > now { Time::from_micros(paced.next.div_ceil(1000)) } else { Time::NEVER };
     }
 
     /// Releases held data whose time has come.
     #[inline]
-    pub(super) fn release_due(&mut self, now: u64) {
+    pub(super) fn release_due(&mut self, now: Time) {
         if self.release_at <= now {
-            self.release_at = NEVER;
+            self.release_at = Time::NEVER;
         }
         if let Some(paced) = &mut self.paced {
             paced.now = now;
@@ -126,7 +134,7 @@ impl Recovery {
 
     /// Returns whether pacing holds data.
     pub(in crate::proto) fn is_held(&self) -> bool {
-        self.release_at != NEVER
+        self.release_at != Time::NEVER
     }
 
     /// Reports that the application has less than a segment to send.
@@ -153,7 +161,7 @@ impl Recovery {
     }
 
     /// Returns the state of the connection. `before`: the first unacknowledged byte before this ACK.
-    fn flow(&self, now: u64, before: u64) -> Flow {
+    fn flow(&self, now: Time, before: u64) -> Flow {
         Flow {
             now,
             mss: self.cc.mss.into(),
@@ -167,7 +175,7 @@ impl Recovery {
 
     /// Reports published data. `idle`: no data was in flight before.
     #[inline(never)]
-    pub(super) fn model_sent(&mut self, now: u64, idle: bool) {
+    pub(super) fn model_sent(&mut self, now: Time, idle: bool) {
         self.begin_bbr(now);
         let (flow, srtt) = (self.flow(now, 0), self.rtt.srtt());
         if let Some(bbr) = self.bbr() {
@@ -184,11 +192,11 @@ impl Recovery {
     /// Reports that an ACK has delivered `bytes`. `newest`: they include the segment that was sent last of all
     /// delivered ones.
     #[inline(never)]
-    pub(super) fn model_ack(&mut self, now: u64, before: u64, bytes: u64, newest: bool) {
+    pub(super) fn model_ack(&mut self, now: Time, before: u64, bytes: u64, newest: bool) {
         self.release_due(now);
         let flow = self.flow(now, before);
         let newest = newest.then_some(self.rack.sample());
-        let delivered = Delivered { bytes, newest, least: self.rtt.min().unwrap_or(0) };
+        let delivered = Delivered { bytes, newest, least: self.rtt.min().unwrap_or_default() };
         if let Some(bbr) = self.bbr() {
             let cwnd = bbr.on_ack(&flow, &delivered);
             self.cc.set(cwnd);
@@ -196,7 +204,7 @@ impl Recovery {
     }
 
     /// Reports that `bytes` were marked lost.
-    pub(super) fn model_lost(&mut self, now: u64, bytes: u64) {
+    pub(super) fn model_lost(&mut self, now: Time, bytes: u64) {
         let (flow, sent) = (self.flow(now, 0), self.runs.lost_sent);
         if bytes > 0
             && let Some(bbr) = self.bbr()
@@ -206,7 +214,7 @@ impl Recovery {
     }
 
     /// Reports an ECN mark, or a loss repaired by a probe.
-    pub(super) fn model_mark(&mut self, now: u64) {
+    pub(super) fn model_mark(&mut self, now: Time) {
         let flow = self.flow(now, 0);
         if let Some(bbr) = self.bbr() {
             bbr.on_mark(&flow);
@@ -214,7 +222,7 @@ impl Recovery {
     }
 
     /// Reports the start of fast recovery or a timeout.
-    pub(super) fn model_recovery(&mut self, now: u64) {
+    pub(super) fn model_recovery(&mut self, now: Time) {
         let flow = self.flow(now, 0);
         if let Some(bbr) = self.bbr() {
             bbr.save(&flow);

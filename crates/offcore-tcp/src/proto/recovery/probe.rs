@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::NEVER;
+use offcore_stats::time::Time;
 
 /// A position beyond all data.
 const NOWHERE: u64 = u64::MAX;
@@ -41,12 +41,12 @@ pub(super) struct Probe {
     /// TLP.end_seq.
     end: u64,
     /// Expiry time of the timer.
-    pub(super) at: u64,
+    pub(super) at: Time,
 }
 
 impl Probe {
     pub(super) fn new() -> Self {
-        Self { state: State::None, end: NOWHERE, at: NEVER }
+        Self { state: State::None, end: NOWHERE, at: Time::NEVER }
     }
 
     /// Returns whether no probe is due or in flight.
@@ -69,7 +69,7 @@ impl Probe {
 
     /// Requests a probe when the timer has expired.
     pub(super) fn expire(&mut self) {
-        (self.state, self.at) = (State::Due, NEVER);
+        (self.state, self.at) = (State::Due, Time::NEVER);
     }
 
     /// Records the plan of new data.
@@ -101,7 +101,7 @@ impl Probe {
     /// Records that the probe was published: a retransmission, or new data (section 7.3).
     pub(super) fn published(&mut self, published: u64, again: bool) {
         self.state = if again { State::Again } else { State::New };
-        (self.end, self.at) = (published, NEVER);
+        (self.end, self.at) = (published, Time::NEVER);
     }
 
     #[inline]

@@ -1,20 +1,20 @@
 //! Round-trip times and the retransmission timeout (RFC 6298).
 
-use super::NEVER;
+use offcore_stats::time::{Micros, Time};
 
-/// Minimum contribution of the variance to the timeout in microseconds. RFC 6298 requires a timeout of a second. Linux
+/// Minimum contribution of the variance to the timeout. RFC 6298 requires a timeout of a second. Linux
 /// uses 200 ms, the longest ACK delay of common receivers, and peers are designed for Linux senders.
-const LEAST: u64 = 200_000;
+const LEAST: Micros = Micros::from_millis(200);
 /// The timeout before the first sample (RFC 6298, section 2.1).
-const INITIAL: u64 = 1_000_000;
+const INITIAL: Micros = Micros::from_secs(1);
 /// The timeout before the first sample if the handshake timed out (RFC 6298, section 5.7).
 const INITIAL_AFTER_LOSS: u32 = 3_000_000;
 /// Maximum timeout, as in Linux (RFC 6298, section 2.5 requires at least 60 s).
-const LONGEST: u64 = 120_000_000;
+const LONGEST: Micros = Micros::from_secs(120);
 /// Lifetime of the minimum round-trip time, because paths change.
-const MINIMUM_LASTS: u64 = 300_000_000;
+const MINIMUM_LASTS: Micros = Micros::from_secs(300);
 /// Larger samples are reduced to this value, so that sums fit 32 bits.
-const LARGEST_SAMPLE: u64 = 60_000_000;
+const LARGEST_SAMPLE: Micros = Micros::from_secs(60);
 
 /// The estimates and the timer, in microseconds.
 #[derive(Clone, Copy, Debug)]
@@ -29,14 +29,22 @@ pub(super) struct Rtt {
     backoff: u8,
     /// Timeouts since an ACK advanced.
     expired: u8,
-    min_at: u64,
+    min_at: Time,
     /// Expiry time of the timer.
-    pub(super) at: u64,
+    pub(super) at: Time,
 }
 
 impl Rtt {
     pub(super) fn new() -> Self {
-        Self { srtt: 0, variation: 0, min: u32::MAX, backoff: 0, expired: 0, min_at: 0, at: NEVER }
+        Self {
+            srtt: 0,
+            variation: 0,
+            min: u32::MAX,
+            backoff: 0,
+            expired: 0,
+            min_at: Time::ZERO,
+            at: Time::NEVER,
+        }
     }
 
     /// Records that the handshake timed out.
@@ -48,8 +56,8 @@ impl Rtt {
 
     /// Processes a sample (RFC 6298, section 2.2 and 2.3). It must not be from a retransmitted segment.
     #[inline]
-    pub(super) fn sample(&mut self, sample: u64) {
-        let sample = sample.clamp(1, LARGEST_SAMPLE) as u32;
+    pub(super) fn sample(&mut self, sample: Micros) {
+        let sample = sample.clamp(Micros::new(1), LARGEST_SAMPLE).get() as u32;
         self.backoff = 0;
         if self.srtt == 0 {
             self.srtt = sample * 8;
@@ -64,42 +72,42 @@ impl Rtt {
 
     /// Updates the minimum with the round-trip time of any segment.
     #[inline]
-    pub(super) fn least(&mut self, now: u64, sample: u64) {
-        let sample = sample.clamp(1, LARGEST_SAMPLE) as u32;
-        if sample <= self.min || now.saturating_sub(self.min_at) > MINIMUM_LASTS {
+    pub(super) fn least(&mut self, now: Time, sample: Micros) {
+        let sample = sample.clamp(Micros::new(1), LARGEST_SAMPLE).get() as u32;
+        if sample <= self.min || now.saturating_since(self.min_at) > MINIMUM_LASTS {
             self.min = sample;
             self.min_at = now;
         }
     }
 
-    /// Returns the smoothed round-trip time, or 0 before the first sample.
+    /// Returns the smoothed round-trip time, or zero before the first sample.
     #[inline]
-    pub(super) fn srtt(&self) -> u64 {
-        u64::from(self.srtt / 8)
+    pub(super) fn srtt(&self) -> Micros {
+        Micros::new((self.srtt / 8).into())
     }
 
-    pub(super) fn variation(&self) -> u64 {
-        u64::from(self.variation / 4)
+    pub(super) fn variation(&self) -> Micros {
+        Micros::new((self.variation / 4).into())
     }
 
     /// Returns the minimum round-trip time of the last five minutes, if there was a sample.
     #[inline]
-    pub(super) fn min(&self) -> Option<u64> {
-        (self.min < u32::MAX).then_some(u64::from(self.min))
+    pub(super) fn min(&self) -> Option<Micros> {
+        (self.min < u32::MAX).then_some(Micros::new(self.min.into()))
     }
 
     /// Returns the timeout without backoff.
     #[inline]
-    pub(super) fn base(&self) -> u64 {
+    pub(super) fn base(&self) -> Micros {
         if self.srtt == 0 {
-            return INITIAL.max(self.variation.into());
+            return INITIAL.max(Micros::new(self.variation.into()));
         }
-        (self.srtt() + u64::from(self.variation).max(LEAST)).min(LONGEST)
+        (self.srtt() + Micros::new(self.variation.into()).max(LEAST)).min(LONGEST)
     }
 
     /// Returns the timeout including backoff.
     #[inline]
-    pub(super) fn rto(&self) -> u64 {
+    pub(super) fn rto(&self) -> Micros {
         (self.base() << self.backoff).min(LONGEST)
     }
 
@@ -113,14 +121,14 @@ impl Rtt {
 
     /// Starts the timer again (RFC 6298, section 5.3).
     #[inline]
-    pub(super) fn restart(&mut self, now: u64) {
+    pub(super) fn restart(&mut self, now: Time) {
         self.at = now + self.rto();
     }
 
     /// Starts the timer if it is not running (RFC 6298, section 5.1).
     #[inline]
-    pub(super) fn start(&mut self, now: u64) {
-        if self.at == NEVER {
+    pub(super) fn start(&mut self, now: Time) {
+        if self.at == Time::NEVER {
             self.restart(now);
         }
     }
@@ -141,16 +149,20 @@ impl Rtt {
 mod tests {
     use super::*;
 
+    fn ms(millis: u64) -> Micros {
+        Micros::from_millis(millis)
+    }
+
     // RFC 6298, section 2.1 to 2.3.
     #[test]
     fn rtt_samples_are_smoothed() {
         let mut rtt = Rtt::new();
-        assert_eq!((rtt.srtt(), rtt.rto()), (0, 1_000_000));
-        rtt.sample(400_000);
-        assert_eq!((rtt.srtt(), rtt.variation(), rtt.rto()), (400_000, 200_000, 1_200_000));
-        rtt.sample(480_000);
-        assert_eq!((rtt.srtt(), rtt.variation()), (410_000, 170_000));
-        assert_eq!(rtt.rto(), 410_000 + 4 * 170_000);
+        assert_eq!((rtt.srtt(), rtt.rto()), (Micros::ZERO, Micros::from_secs(1)));
+        rtt.sample(Micros::from_millis(400));
+        assert_eq!((rtt.srtt(), rtt.variation(), rtt.rto()), (ms(400), ms(200), ms(1200)));
+        rtt.sample(Micros::from_millis(480));
+        assert_eq!((rtt.srtt(), rtt.variation()), (ms(410), ms(170)));
+        assert_eq!(rtt.rto(), ms(410) + 4 * ms(170));
     }
 
     // RFC 6298, section 5.7.
@@ -158,25 +170,25 @@ mod tests {
     fn lost_syn_sets_three_second_rto() {
         let mut rtt = Rtt::new();
         rtt.handshake_lost();
-        assert_eq!(rtt.rto(), 3_000_000);
-        rtt.sample(400_000);
-        assert_eq!((rtt.variation(), rtt.rto()), (200_000, 1_200_000));
+        assert_eq!(rtt.rto(), Micros::from_secs(3));
+        rtt.sample(Micros::from_millis(400));
+        assert_eq!((rtt.variation(), rtt.rto()), (ms(200), ms(1200)));
     }
 
     #[test]
     fn steady_path_rto_adds_200_ms() {
         let mut rtt = Rtt::new();
         for _ in 0..200 {
-            rtt.sample(30_000);
+            rtt.sample(Micros::from_millis(30));
         }
-        assert_eq!(rtt.rto(), 230_000);
+        assert_eq!(rtt.rto(), Micros::from_millis(230));
     }
 
     // RFC 6298, section 5.5 and 5.7; Karn.
     #[test]
     fn rto_backoff_ends_with_sample() {
         let mut rtt = Rtt::new();
-        rtt.sample(30_000);
+        rtt.sample(Micros::from_millis(30));
         let base = rtt.rto();
         for doubled in 1..=3 {
             rtt.back_off();
@@ -184,7 +196,7 @@ mod tests {
         }
         (0..100).for_each(|_| rtt.back_off());
         assert_eq!(rtt.rto(), LONGEST);
-        rtt.sample(30_000);
+        rtt.sample(Micros::from_millis(30));
         assert!(rtt.rto() <= base);
     }
 
@@ -192,19 +204,19 @@ mod tests {
     fn min_rtt_expires() {
         let mut rtt = Rtt::new();
         assert_eq!(rtt.min(), None);
-        rtt.least(0, 100);
-        rtt.least(1, 200);
-        assert_eq!(rtt.min(), Some(100));
-        rtt.least(MINIMUM_LASTS + 1, 200);
-        assert_eq!(rtt.min(), Some(200));
+        rtt.least(Time::ZERO, Micros::new(100));
+        rtt.least(Time::from_micros(1), Micros::new(200));
+        assert_eq!(rtt.min(), Some(Micros::new(100)));
+        rtt.least(Time::from_micros(1) + MINIMUM_LASTS, Micros::new(200));
+        assert_eq!(rtt.min(), Some(Micros::new(200)));
     }
 
     #[test]
     fn rtt_samples_do_not_overflow() {
         let mut rtt = Rtt::new();
         for sample in [0, u64::MAX, 1, u64::MAX, u64::MAX, 0] {
-            rtt.sample(sample);
-            rtt.least(sample, sample);
+            rtt.sample(Micros::new(sample));
+            rtt.least(Time::from_micros(sample), Micros::new(sample));
             rtt.back_off();
             assert!(rtt.rto() <= LONGEST);
         }

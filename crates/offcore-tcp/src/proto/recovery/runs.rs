@@ -7,6 +7,8 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use offcore_stats::time::Time;
+
 use super::delivery::{Delivery, Newest, Sent};
 
 /// Maximum number of runs.
@@ -32,7 +34,7 @@ const FATE: u8 = SACKED | LOST | PLANNED;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Run {
     /// Time of the last publication.
-    pub(super) time: u64,
+    pub(super) time: Time,
     /// The low 32 bits of the end position.
     end: u32,
     /// The size of all segments except the last, counted from the beginning of the run.
@@ -102,7 +104,7 @@ pub(super) struct Runs {
     /// Bytes below `published` whose retransmission is planned and not yet published.
     pub(super) replanned: u32,
     /// Send time of the data that was most recently marked lost.
-    pub(super) lost_sent: u64,
+    pub(super) lost_sent: Time,
     /// The number of SACKed segments. An estimate if runs were merged.
     pub(super) segments: u32,
     /// Number of runs at which the next merge pass takes place.
@@ -147,7 +149,7 @@ impl Runs {
 
     /// Adds new data up to `end`, published in segments of at most `mss` bytes.
     #[inline]
-    pub(super) fn push(&mut self, now: u64, end: u64, mss: u32) {
+    pub(super) fn push(&mut self, now: Time, end: u64, mss: u32) {
         let bytes = end.min(self.una + (1 << 31) - 1).saturating_sub(self.published) as u32;
         if bytes == 0 {
             return;
@@ -198,8 +200,8 @@ impl Runs {
     /// Does the same as [`Runs::advance`] up to `to` if everything is in flight and was sent once. Returns the send
     /// times of the first and the last segment.
     #[inline]
-    pub(super) fn advance_plain(&mut self, to: u64) -> (u64, u64) {
-        let first = self.runs.front().map_or(0, |run| run.time);
+    pub(super) fn advance_plain(&mut self, to: u64) -> (Time, Time) {
+        let first = self.runs.front().map_or(Time::ZERO, |run| run.time);
         let mut last = first;
         let una = self.una as u32;
         let acked = (to as u32).wrapping_sub(una);
@@ -276,7 +278,7 @@ impl Runs {
 
     /// Marks data as lost that was sent before `newest` and not later than `before` (RACK). Returns the number of lost
     /// bytes, and the latest send time of data that was sent before `newest` and is not lost yet.
-    pub(super) fn detect(&mut self, newest: Newest, before: Option<u64>) -> (u64, Option<u64>) {
+    pub(super) fn detect(&mut self, newest: Newest, before: Option<Time>) -> (u64, Option<Time>) {
         let mut start = self.una;
         let (mut bytes, mut waiting) = (0, None);
         for run in &mut self.runs {
@@ -401,7 +403,7 @@ impl Runs {
     }
 
     /// Marks a retransmission as published. Returns the number of bytes that still need it.
-    pub(super) fn transmit(&mut self, now: u64, range: Range<u64>, mss: u32) -> u64 {
+    pub(super) fn transmit(&mut self, now: Time, range: Range<u64>, mss: u32) -> u64 {
         self.tidy();
         let Some((first, last)) = self.cut_out(&range) else { return 0 };
         let mut start = self.start(first);

@@ -1,13 +1,15 @@
 //! Retransmission timeouts, probes, and the end of the reordering wait.
 
-use super::{NEVER, Recovery, State};
+use offcore_stats::time::{Micros, Time};
+
+use super::{Recovery, State};
 
 /// Assumed maximum ACK delay of receivers (RFC 8985, section 7.2: TLP.max_ack_delay), as on Linux.
-const ACK_DELAY: u64 = 200_000;
+const ACK_DELAY: Micros = Micros::from_millis(200);
 /// Delay of a probe beyond two round trips. It allows for late receivers and timers. Linux uses the same 2 ms.
-const SLACK: u64 = 2000;
+const SLACK: Micros = Micros::from_millis(2);
 /// Delay of a probe before the first round-trip time sample (RFC 8985, section 7.2).
-const UNKNOWN: u64 = 1_000_000;
+const UNKNOWN: Micros = Micros::from_secs(1);
 
 /// The action that the caller must take after a timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,20 +29,20 @@ pub(crate) enum TimerAction {
 impl Recovery {
     /// Returns the time of the next [`Recovery::timer`] call. Every call on this structure may change it.
     #[inline]
-    pub(crate) fn deadline(&self) -> Option<u64> {
+    pub(crate) fn deadline(&self) -> Option<Time> {
         let first = self.rtt.at.min(self.probe.at).min(self.rack.at).min(self.release_at);
-        (first != NEVER).then_some(first)
+        (first != Time::NEVER).then_some(first)
     }
 
     /// Stops the timers of data in flight.
     #[inline]
     pub(super) fn stop_timers(&mut self) {
-        (self.rtt.at, self.probe.at, self.rack.at) = (NEVER, NEVER, NEVER);
+        (self.rtt.at, self.probe.at, self.rack.at) = (Time::NEVER, Time::NEVER, Time::NEVER);
     }
 
     /// Processes expired timers, one action per call. If the deadline is not in the future afterwards, it must be
     /// called again.
-    pub(crate) fn timer(&mut self, now: u64) -> TimerAction {
+    pub(crate) fn timer(&mut self, now: Time) -> TimerAction {
         self.release_due(now);
         if self.runs.is_empty() {
             self.stop_timers();
@@ -67,7 +69,7 @@ impl Recovery {
         TimerAction::Retransmit
     }
 
-    fn reorder_timeout(&mut self, now: u64) -> TimerAction {
+    fn reorder_timeout(&mut self, now: Time) -> TimerAction {
         let flight = self.runs.published - self.runs.una;
         let lost = self.find_lost(now, false);
         if lost == 0 {
@@ -83,7 +85,7 @@ impl Recovery {
     }
 
     /// RFC 6298, section 5.4 to 5.6, and RFC 5681, section 3.1.
-    fn time_out(&mut self, now: u64) {
+    fn time_out(&mut self, now: Time) {
         if self.runs.head().is_some_and(super::runs::Run::sacked) {
             // The receiver acknowledges less than it SACKed, so it has dropped data (RFC 2018, section 8).
             self.runs.forget_sacks();
@@ -107,7 +109,7 @@ impl Recovery {
         self.phase.time_out(self.runs.published, self.sack);
         self.duplicates = 0;
         self.probe.forget();
-        self.rack.at = NEVER;
+        self.rack.at = Time::NEVER;
         self.rtt.back_off();
         self.rtt.restart(now);
     }
@@ -116,23 +118,23 @@ impl Recovery {
     /// while its application does not read.
     pub(super) fn note_spurious_probe(&mut self) {
         let probe_wait = &mut self.episode.get_or_insert_default().probe_wait;
-        *probe_wait = (4 * (*probe_wait).max(SLACK)).min(ACK_DELAY);
+        *probe_wait = ((*probe_wait).max(SLACK) * 4).min(ACK_DELAY);
     }
 
     /// Starts the timer of the next probe if a probe is useful (RFC 8985, section 7.2).
     #[inline]
-    pub(super) fn arm_probe(&mut self, now: u64) {
+    pub(super) fn arm_probe(&mut self, now: Time) {
         let useful = self.sack && self.phase.is_open() && self.runs.sacked == 0 && self.probe.is_none();
         if !useful {
-            self.probe.at = NEVER;
+            self.probe.at = Time::NEVER;
             return;
         }
         let single = self.runs.published - self.runs.una <= u64::from(self.cc.mss);
-        let probe_wait = self.episode.as_ref().map_or(0, |episode| episode.probe_wait);
+        let probe_wait = self.episode.as_ref().map_or(Micros::ZERO, |episode| episode.probe_wait);
         let delay = if single { ACK_DELAY } else { probe_wait.max(SLACK) };
         let wait = match self.rtt.srtt() {
-            0 => UNKNOWN,
-            srtt => 2 * srtt + delay,
+            Micros::ZERO => UNKNOWN,
+            srtt => srtt * 2 + delay,
         };
         self.probe.at = (now + wait).min(self.rtt.at);
     }

@@ -1,37 +1,38 @@
 //! The persist timer (RFC 9293, 3.8.6.1), and the time without progress.
 
-use super::NOWHERE;
+use offcore_stats::time::{Micros, Time};
 
 /// Maximum interval between two zero-window probes (as Linux).
-const MAX: u64 = 120_000_000;
+const MAX: Micros = Micros::from_secs(120);
 
 /// Probes of a closed or too small window.
 #[derive(Debug)]
 pub(super) struct Persist {
     /// Time of the next probe.
-    due: Option<u64>,
+    due: Option<Time>,
     /// Probes since the window was last open.
     tries: u8,
     /// Probes since the last segment of the peer.
     unanswered: u8,
     /// Timeouts that the peer answered with an acknowledgement and a closed window.
     answered: u8,
-    /// Start of the current stall: the time when the data was sent or the window closed. [`NOWHERE`] after progress.
-    stalled: u64,
+    /// Start of the current stall: the time when the data was sent or the window closed. After progress, it is
+    /// [`Time::NEVER`].
+    stalled: Time,
 }
 
 impl Persist {
     pub(super) fn new() -> Self {
-        Self { due: None, tries: 0, unanswered: 0, answered: 0, stalled: NOWHERE }
+        Self { due: None, tries: 0, unanswered: 0, answered: 0, stalled: Time::NEVER }
     }
 
     #[inline]
-    pub(super) fn due(&self) -> Option<u64> {
+    pub(super) fn due(&self) -> Option<Time> {
         self.due
     }
 
     /// Starts the timer, unless it is running.
-    pub(super) fn start(&mut self, now: u64, rto: u64) {
+    pub(super) fn start(&mut self, now: Time, rto: Micros) {
         if self.due.is_none() {
             self.due = Some(now + (rto << self.tries.min(16)).min(MAX));
         }
@@ -43,7 +44,7 @@ impl Persist {
     }
 
     /// Returns whether the timer has expired, and counts the probe. Its first interval began at `since`.
-    pub(super) fn expire(&mut self, now: u64, since: u64) -> bool {
+    pub(super) fn expire(&mut self, now: Time, since: Time) -> bool {
         if self.due.is_none_or(|due| due > now) {
             return false;
         }
@@ -55,7 +56,7 @@ impl Persist {
     }
 
     /// Records a timeout of data sent at `since`.
-    pub(super) fn stall(&mut self, since: u64) {
+    pub(super) fn stall(&mut self, since: Time) {
         self.stalled = self.stalled.min(since);
     }
 
@@ -73,14 +74,14 @@ impl Persist {
         if progress {
             (self.due, self.tries) = (None, 0);
             if backoffs == 0 {
-                self.stalled = NOWHERE;
+                self.stalled = Time::NEVER;
             }
         }
     }
 
     /// Returns the start of the current stall.
     #[inline]
-    pub(super) fn stalled(&self) -> u64 {
+    pub(super) fn stalled(&self) -> Time {
         self.stalled
     }
 

@@ -1,5 +1,7 @@
 //! Plans the packets to send. Users take turns. During a user's turn, its connections and sockets take turns.
 
+use offcore_stats::time::Time;
+
 use super::Stack;
 use crate::proto::addr::UserIndex;
 use crate::proto::packet::Out;
@@ -13,7 +15,7 @@ const MAX_WORK: i64 = 512 << 10;
 
 impl Stack {
     /// Plans at most `packets` packets, except on interfaces that are [held](Self::hold).
-    pub fn tx(&mut self, now: u64, packets: usize, out: &mut Out) {
+    pub fn tx(&mut self, now: Time, packets: usize, out: &mut Out) {
         if !self.has_ready() {
             return;
         }
@@ -49,7 +51,7 @@ impl Stack {
         &mut self,
         user: UserIndex,
         ifaces: impl Iterator<Item = usize>,
-        now: u64,
+        now: Time,
         budget: &mut Budget,
         out: &mut Out,
     ) {
@@ -79,7 +81,7 @@ impl Stack {
         &mut self,
         iface: usize,
         user: UserIndex,
-        now: u64,
+        now: Time,
         budget: &mut Budget,
         out: &mut Out,
     ) {

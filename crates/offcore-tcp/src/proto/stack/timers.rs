@@ -1,5 +1,6 @@
 //! Timers of connections, and the time of the next one.
 
+use offcore_stats::time::Time;
 use offcore_wire::TcpFlags;
 
 use super::Stack;
@@ -20,7 +21,7 @@ const BLACK_HOLE_TIMEOUTS: u8 = 3;
 
 impl Stack {
     /// Runs the timers that are due by `now`, and returns the next deadline.
-    pub fn timers(&mut self, now: u64, out: &mut Out) {
+    pub fn timers(&mut self, now: Time, out: &mut Out) {
         self.arenas.users.begin_turn(now);
         self.extend_windows();
         let mut due = arrayvec::ArrayVec::<u32, EXPIRIES>::new();
@@ -43,7 +44,7 @@ impl Stack {
     }
 
     /// Returns the next deadline known now. Packets planned, sealed or written later may set an earlier one.
-    pub fn deadline(&self, now: u64) -> Option<u64> {
+    pub fn deadline(&self, now: Time) -> Option<Time> {
         let deadlines = [
             self.conns.timers.next_deadline(),
             self.halves.deadline(),
@@ -58,12 +59,12 @@ impl Stack {
 
     /// Returns a time before which no timer of a connection expires and no waiting connection extends its window. The
     /// time is not in the past after a call of [`timers`](Self::timers).
-    pub fn next_conn_timer(&self) -> Option<u64> {
+    pub fn next_conn_timer(&self) -> Option<Time> {
         let deadlines = [self.conns.timers.next_deadline(), self.arenas.users.deadline()];
         deadlines.into_iter().flatten().min()
     }
 
-    fn conn_timer(&mut self, now: u64, index: u32, out: &mut Out) {
+    fn conn_timer(&mut self, now: Time, index: u32, out: &mut Out) {
         let Some((id, conn)) = self.conns.at(index) else { return };
         let tcb = &mut conn.tcb;
         if tcb.asking.is_some_and(|asking| asking.due <= now) {
@@ -120,7 +121,7 @@ impl Stack {
     }
 
     /// Sends a due keep-alive probe, or gives up a silent peer.
-    fn keep_alive(&mut self, now: u64, id: ConnId, out: &mut Out) {
+    fn keep_alive(&mut self, now: Time, id: ConnId, out: &mut Out) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let tcb = &mut conn.tcb;
         let idle = tcb.sender.is_idle() && tcb.is_synchronized();

@@ -1,8 +1,9 @@
 //! Processing of segments for connections in TIME-WAIT.
 
+use offcore_stats::time::Time;
 use offcore_wire::TcpFlags;
 
-use super::{ACK_GAP_MS, Ended, Previous, TimeWait, is_before, ms};
+use super::{ACK_GAP_MS, Ended, Previous, TimeWait, is_before};
 
 /// A received segment.
 #[derive(Clone, Copy, Debug)]
@@ -50,9 +51,9 @@ impl TimeWait {
     ///
     /// A retransmitted FIN is always acknowledged and restarts the 60 s. Other segments are acknowledged at most every
     /// 500 ms, because two hosts that reject each other's ACKs would otherwise exchange ACKs forever.
-    pub(in crate::proto) fn on_segment(&mut self, index: u32, now_us: u64, segment: &Segment) -> Action {
+    pub(in crate::proto) fn on_segment(&mut self, index: u32, now: Time, segment: &Segment) -> Action {
         let Some(entry) = self.get(index).copied() else { return Action::Ignore };
-        let now = ms(now_us);
+        let now = now.wrapping_millis();
         if segment.flags.contains(TcpFlags::RST) {
             return self.on_reset(index, now, &entry, segment);
         }

@@ -1,13 +1,14 @@
 use std::collections::VecDeque;
 use std::net::Ipv4Addr;
 
+use offcore_stats::time::{Micros, Time};
 use offcore_wire::TcpFlags;
 use proptest::prelude::*;
 
 use super::segment::Reply;
 use super::*;
 
-const NOW: u64 = 5_000_000_000_000;
+const NOW: Time = Time::from_secs(5_000_000);
 const FIN: TcpFlags = TcpFlags(TcpFlags::FIN.0 | TcpFlags::ACK.0);
 
 fn key(port: u16) -> FlowKey {
@@ -57,7 +58,7 @@ fn time_wait_entry_fits_cache_line() {
 fn retransmitted_fin_restarts_time_wait() {
     let mut waiting = one(entry(1));
     waiting.insert(NOW, entry(2));
-    let later = NOW + 59_000_000;
+    let later = NOW + Micros::from_secs(59);
     // Twice in a row: every FIN is acknowledged.
     for _ in 0..2 {
         assert_eq!(waiting.on_segment(0, later, &segment(1999, FIN, Some(501))), ack(501));
@@ -65,11 +66,11 @@ fn retransmitted_fin_restarts_time_wait() {
     let with_data = Segment { len: 99, ..segment(1900, FIN, Some(502)) };
     assert_eq!(waiting.on_segment(0, later, &with_data), ack(502));
     let mut gone = Vec::new();
-    assert_eq!(waiting.next_deadline(later), Some(NOW + TIME_WAIT_US));
-    waiting.expire(NOW + TIME_WAIT_US, 64, |index, key| gone.push((index, *key)));
+    assert_eq!(waiting.next_deadline(later), Some(NOW + TIME_WAIT));
+    waiting.expire(NOW + TIME_WAIT, 64, |index, key| gone.push((index, *key)));
     assert_eq!(gone, [(1, key(2))]);
-    waiting.expire(later + TIME_WAIT_US - 1000, 64, |_, _| panic!("too early"));
-    assert_eq!(waiting.expire(later + TIME_WAIT_US, 64, |index, _| assert_eq!(index, 0)), 1);
+    waiting.expire(later + TIME_WAIT - Micros::from_millis(1), 64, |_, _| panic!("too early"));
+    assert_eq!(waiting.expire(later + TIME_WAIT, 64, |index, _| assert_eq!(index, 0)), 1);
 }
 
 /// "If an incoming segment is not acceptable, an acknowledgment should be sent in reply (unless the RST bit is set)".
@@ -92,7 +93,8 @@ fn unacceptable_segment_is_acknowledged() {
 fn challenge_acks_are_rate_limited() {
     let mut waiting = one(entry(1));
     let wrong = segment(1, TcpFlags::ACK, Some(500));
-    let answers = (0..10_000).filter(|ms| waiting.on_segment(0, NOW + ms * 1000, &wrong) != Action::Ignore);
+    let answers = (0..10_000)
+        .filter(|ms| waiting.on_segment(0, NOW + Micros::from_millis(*ms), &wrong) != Action::Ignore);
     assert_eq!(answers.count(), 20);
 }
 
@@ -177,11 +179,11 @@ fn new_isn_exceeds_old_sequence() {
 #[test]
 fn connect_reuses_ports_after_one_second() {
     let waiting = one(entry(1));
-    assert_eq!(waiting.reuse(0, NOW + 999_999), None);
+    assert_eq!(waiting.reuse(0, NOW + Micros::new(999_999)), None);
     let previous = Previous { snd_nxt: 1000 };
-    assert_eq!(waiting.reuse(0, NOW + 1_000_000), Some(previous));
+    assert_eq!(waiting.reuse(0, NOW + Micros::from_secs(1)), Some(previous));
     let without = one(Ended { timestamps: false, ..entry(1) });
-    assert_eq!(without.reuse(0, NOW + 30_000_000), None);
+    assert_eq!(without.reuse(0, NOW + Micros::from_secs(30)), None);
 }
 
 #[test]
@@ -236,9 +238,9 @@ proptest! {
     #[test]
     fn queue_matches_list_model(ops in proptest::collection::vec(op(), 0..200)) {
         // Milliseconds wrap during the test.
-        let mut now = ((1_u64 << 32) - 100_000) * 1000;
+        let mut now = Time::from_millis((1 << 32) - 100_000);
         let mut waiting = TimeWait::new(8);
-        let mut model: VecDeque<(u64, u32, FlowKey)> = VecDeque::new();
+        let mut model: VecDeque<(Time, u32, FlowKey)> = VecDeque::new();
         let (mut port, mut evicted) = (0, 0);
         for op in ops {
             match op {
@@ -261,20 +263,20 @@ proptest! {
                     model.push_back((now, index, key));
                 }
                 Op::Pass(time) => {
-                    now += time;
+                    now += Micros::new(time);
                     let mut gone = Vec::new();
                     waiting.expire(now, 3, |index, key| gone.push((index, *key)));
                     for (index, key) in gone.iter().copied() {
                         let (since, ..) = *model.front().unwrap();
                         prop_assert_eq!(model.pop_front(), Some((since, index, key)));
-                        prop_assert!(since + TIME_WAIT_US <= now);
+                        prop_assert!(since + TIME_WAIT <= now);
                     }
-                    let left = model.front().is_some_and(|(since, ..)| since + TIME_WAIT_US <= now);
+                    let left = model.front().is_some_and(|(since, ..)| *since + TIME_WAIT <= now);
                     prop_assert_eq!(left, left && gone.len() == 3);
                 }
                 Op::Remove(_) | Op::Fin(_) => {}
             }
-            let next = model.front().map(|(since, ..)| (since + TIME_WAIT_US).max(now));
+            let next = model.front().map(|(since, ..)| (*since + TIME_WAIT).max(now));
             prop_assert_eq!(waiting.next_deadline(now), next);
             prop_assert_eq!((waiting.len(), waiting.evicted()), (model.len(), evicted));
             for (_, index, key) in &model {

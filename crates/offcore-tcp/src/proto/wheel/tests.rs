@@ -1,5 +1,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
+use offcore_stats::time::{Micros, Time};
 use proptest::prelude::*;
 
 use super::*;
@@ -43,10 +44,10 @@ impl Model {
         }
     }
 
-    fn set(&mut self, index: u32, deadline: u64) {
+    fn set(&mut self, index: u32, deadline: Time) {
         self.cancel(index);
-        self.by_index.insert(index, deadline.div_ceil(TICK_US));
-        self.due.insert((deadline.div_ceil(TICK_US), index));
+        self.by_index.insert(index, ticks(deadline));
+        self.due.insert((ticks(deadline), index));
     }
 }
 
@@ -59,7 +60,9 @@ fn check_links(wheel: &Wheel) {
         loop {
             let node = &wheel.nodes[index as usize];
             assert_eq!((node.slot, wheel.nodes[node.next as usize].prev), (slot, index));
-            assert!(node.deadline == NEVER || ticks(node.deadline).max(wheel.clock) >= wheel.start(slot));
+            assert!(
+                node.deadline == Time::NEVER || ticks(node.deadline).max(wheel.clock) >= wheel.start(slot)
+            );
             linked += 1;
             index = node.next;
             if index == first {
@@ -73,15 +76,15 @@ fn check_links(wheel: &Wheel) {
 proptest! {
     #[test]
     fn wheel_matches_set_model(start in span(), ops in proptest::collection::vec(op(), 0..200)) {
-        let mut now = start;
+        let mut now = Time::from_micros(start);
         let mut wheel = Wheel::new(now);
         wheel.reserve(TIMERS);
         let mut model = Model::default();
         for op in ops {
             match op {
                 Op::Set(index, after) => {
-                    wheel.set(index, now + after);
-                    model.set(index, now + after);
+                    wheel.set(index, now + Micros::new(after));
+                    model.set(index, now + Micros::new(after));
                 }
                 Op::Cancel(index) => {
                     wheel.cancel(index);
@@ -90,9 +93,9 @@ proptest! {
                 Op::Pass(time) => {
                     let next = wheel.next_deadline();
                     if let Some((first, _)) = model.due.first() {
-                        prop_assert!(next.is_some_and(|next| next <= (*first * TICK_US).max(now)));
+                        prop_assert!(next.is_some_and(|next| next <= Time::from_micros(*first * TICK_US).max(now)));
                     }
-                    now += time;
+                    now += Micros::new(time);
                     let mut found = Vec::new();
                     // A call stops early if too many timers move down.
                     let mut count = wheel.expire(now, usize::MAX, |index| found.push(index));
@@ -101,7 +104,7 @@ proptest! {
                     }
                     prop_assert_eq!(count, found.len());
                     found.sort_unstable();
-                    let later = model.due.split_off(&(now / TICK_US + 1, 0));
+                    let later = model.due.split_off(&(now.as_micros() / TICK_US + 1, 0));
                     let mut expected: Vec<u32> = model.due.iter().map(|(_, index)| *index).collect();
                     expected.sort_unstable();
                     model.by_index.retain(|index, _| !expected.contains(index));
@@ -119,12 +122,12 @@ proptest! {
 }
 
 fn wheel() -> Wheel {
-    let mut wheel = Wheel::new(0);
+    let mut wheel = Wheel::new(Time::ZERO);
     wheel.reserve(1000);
     wheel
 }
 
-fn expired(wheel: &mut Wheel, now: u64, at_most: usize) -> Vec<u32> {
+fn expired(wheel: &mut Wheel, now: Time, at_most: usize) -> Vec<u32> {
     let mut found = Vec::new();
     wheel.expire(now, at_most, |index| found.push(index));
     found
@@ -133,25 +136,25 @@ fn expired(wheel: &mut Wheel, now: u64, at_most: usize) -> Vec<u32> {
 #[test]
 fn later_deadline_is_stored_lazily() {
     let mut wheel = wheel();
-    wheel.set(7, 6400);
+    wheel.set(7, Time::from_micros(6400));
     let slot = wheel.nodes[7].slot;
-    wheel.set(7, 64_000_000);
-    assert_eq!((wheel.nodes[7].slot, wheel.deadline(7)), (slot, Some(64_000_000)));
-    assert_eq!(expired(&mut wheel, 6400, 64), []);
+    wheel.set(7, Time::from_secs(64));
+    assert_eq!((wheel.nodes[7].slot, wheel.deadline(7)), (slot, Some(Time::from_secs(64))));
+    assert_eq!(expired(&mut wheel, Time::from_micros(6400), 64), []);
     assert_ne!(wheel.nodes[7].slot, slot);
-    assert_eq!(expired(&mut wheel, 63_999_999, 64), []);
-    assert_eq!(expired(&mut wheel, 64_000_000, 64), [7]);
+    assert_eq!(expired(&mut wheel, Time::from_micros(63_999_999), 64), []);
+    assert_eq!(expired(&mut wheel, Time::from_secs(64), 64), [7]);
     assert_eq!((wheel.deadline(7), wheel.next_deadline()), (None, None));
 }
 
 #[test]
 fn expiries_of_a_call_are_bounded() {
     let mut wheel = wheel();
-    (0..200).for_each(|index| wheel.set(index, 1000));
+    (0..200).for_each(|index| wheel.set(index, Time::from_millis(1)));
     let mut order = Vec::new();
     for count in [64, 64, 64, 8, 0] {
         assert_eq!(wheel.next_deadline().is_some(), count > 0);
-        let found = expired(&mut wheel, 5000, 64);
+        let found = expired(&mut wheel, Time::from_millis(5), 64);
         assert_eq!(found.len(), count);
         order.extend(found);
     }
@@ -162,50 +165,51 @@ fn expiries_of_a_call_are_bounded() {
 fn cascade_is_bounded_per_call() {
     let mut wheel = wheel();
     // One slot of the highest level, two hours ahead.
-    let two_hours = 7_200_000_000;
-    (0..1000).for_each(|index| wheel.set(index, two_hours + u64::from(index)));
+    let two_hours = Time::from_secs(7200);
+    (0..1000).for_each(|index| wheel.set(index, two_hours + Micros::new(index.into())));
     let mut calls = 0;
-    while wheel.next_deadline().is_some_and(|next| next <= two_hours - 1000) {
-        assert_eq!(expired(&mut wheel, two_hours - 1000, 64), []);
+    while wheel.next_deadline().is_some_and(|next| next <= two_hours - Micros::from_millis(1)) {
+        assert_eq!(expired(&mut wheel, two_hours - Micros::from_millis(1), 64), []);
         check_links(&wheel);
         calls += 1;
     }
     // Each timer moves down two or three levels.
     assert!((8..=12).contains(&calls), "{calls}");
     // Timers set in the meantime are not delayed by the crowd.
-    wheel.set(3, two_hours - 640);
-    assert_eq!(expired(&mut wheel, two_hours - 640, 64), [3]);
+    wheel.set(3, two_hours - Micros::new(640));
+    assert_eq!(expired(&mut wheel, two_hours - Micros::new(640), 64), [3]);
 }
 
 #[test]
 fn wheel_handles_jumps_of_years() {
     let mut wheel = wheel();
-    let year = 365 * 24 * 3_600_000_000;
-    (0..10).for_each(|index| wheel.set(index, u64::from(index) * year + 1));
+    let year = Micros::from_secs(365 * 24 * 3600);
+    let tick = Micros::new(TICK_US);
+    (0..10).for_each(|index| wheel.set(index, Time::from_micros(1) + u64::from(index) * year));
     for index in 0..10 {
-        let now = u64::from(index) * year;
+        let now = Time::ZERO + u64::from(index) * year;
         // The others move from horizon to horizon.
         while wheel.next_deadline().is_some_and(|next| next <= now) {
             assert_eq!(expired(&mut wheel, now, 64), []);
         }
-        assert_eq!(expired(&mut wheel, now + TICK_US, 64), [index]);
+        assert_eq!(expired(&mut wheel, now + tick, 64), [index]);
     }
-    wheel.set(1, u64::MAX);
-    assert_eq!(expired(&mut wheel, u64::MAX - TICK_US, 64), []);
-    wheel.set(2, 5);
-    assert_eq!(expired(&mut wheel, u64::MAX, 64), [2]);
+    wheel.set(1, Time::NEVER);
+    assert_eq!(expired(&mut wheel, Time::NEVER - tick, 64), []);
+    wheel.set(2, Time::from_micros(5));
+    assert_eq!(expired(&mut wheel, Time::NEVER, 64), [2]);
 }
 
 #[test]
 fn a_cancelled_timer_can_be_set_again() {
     let mut wheel = wheel();
-    wheel.set(1, 6400);
+    wheel.set(1, Time::from_micros(6400));
     wheel.cancel(1);
-    assert_eq!((wheel.deadline(1), expired(&mut wheel, 3200, 64)), (None, vec![]));
-    wheel.set(1, 6000);
-    assert_eq!(expired(&mut wheel, 6080, 64), [1]);
-    wheel.set(1, 7000);
+    assert_eq!((wheel.deadline(1), expired(&mut wheel, Time::from_micros(3200), 64)), (None, vec![]));
+    wheel.set(1, Time::from_millis(6));
+    assert_eq!(expired(&mut wheel, Time::from_micros(6080), 64), [1]);
+    wheel.set(1, Time::from_millis(7));
     wheel.cancel(1);
-    assert_eq!(expired(&mut wheel, 8000, 64), []);
+    assert_eq!(expired(&mut wheel, Time::from_millis(8), 64), []);
     assert_eq!((wheel.nodes[1].slot, wheel.next_deadline()), (NONE, None));
 }

@@ -2,6 +2,7 @@
 //! protocols that the stack parses.
 
 use arbitrary::{Arbitrary, Unstructured};
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::proto::{AppId, Config, HEAD};
 use offcore_wire::{
     EtherType, EthernetFrame, IpProtocol, Ipv4Packet, Ipv6Packet, MacAddr, Sum, TcpSegment, ethernet, ipv4,
@@ -10,7 +11,7 @@ use offcore_wire::{
 
 use crate::host::{Host, mac};
 
-const SECOND: u64 = 1_000_000;
+const SECOND: Micros = Micros::from_secs(1);
 const MTU: u16 = 1500;
 /// Maximum number of frames of a script.
 const FRAMES: usize = 200;
@@ -101,7 +102,7 @@ pub(crate) fn play(bytes: &[u8]) -> Outcome {
     let before = host.stack.memory_used();
     host.listen(7, 4);
     let socket = host.stack.open_datagrams(AppId::OWN, None, 7).unwrap();
-    let mut now = 2 * SECOND;
+    let mut now = Time::from_secs(2);
     let mut outcome = Outcome::default();
     host.poll(now);
     for _ in 0..FRAMES {
@@ -109,7 +110,7 @@ pub(crate) fn play(bytes: &[u8]) -> Outcome {
         if script.is_empty() {
             break;
         }
-        now += 1 << (frame.wait % 22);
+        now += Micros::new(1 << (frame.wait % 22));
         host.poll(now);
         host.frames.clear();
         let drops = |host: &Host| host.stack.drops().iter().map(|(_, count)| count).sum::<u64>();

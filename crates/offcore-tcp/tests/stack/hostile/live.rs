@@ -2,13 +2,14 @@
 //! operations pass the first checks.
 
 use arbitrary::{Arbitrary, Unstructured};
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::proto::{Algorithm, CallError, Config, ConnId, KeepAlive};
 use offcore_wire::{ArpOperation, SackBlock, TcpFlags, TcpOptions, Timestamps};
 
 use super::peer::{self, PEER_ISN, Peer};
 use crate::host::Host;
 
-const SECOND: u64 = 1_000_000;
+const SECOND: Micros = Micros::from_secs(1);
 const PORT: u16 = 7;
 /// Maximum number of operations of a script.
 const OPERATIONS: usize = 400;
@@ -121,7 +122,7 @@ impl Outcome {
 }
 
 struct Game {
-    now: u64,
+    now: Time,
     host: Host,
     peer: Peer,
     conn: ConnId,
@@ -142,7 +143,7 @@ pub(crate) fn play(bytes: &[u8]) -> Outcome {
     let mut host = Host::new(1, 1500, config);
     let before = host.stack.memory_used();
     host.listen(PORT, 4);
-    host.receive(SECOND, &mut [peer::arp(ArpOperation::Request)]);
+    host.receive(Time::from_secs(1), &mut [peer::arp(ArpOperation::Request)]);
     host.frames.clear();
     let mut game = Game::open(host, &setup);
     game.settle();
@@ -163,7 +164,7 @@ pub(crate) fn play(bytes: &[u8]) -> Outcome {
 impl Game {
     /// Opens the connection from the side that `setup` selects.
     fn open(mut host: Host, setup: &Setup) -> Self {
-        let now = 2 * SECOND;
+        let now = Time::from_secs(2);
         let asked = setup.active.then(|| host.connect(now, "10.0.0.2:7"));
         let mut peer = Peer::new((PORT, 40_000), setup.sack);
         let mut options = TcpOptions::NONE;
@@ -237,7 +238,7 @@ impl Game {
                     session.appetite = 0;
                 }
             }
-            Op::Wait(power) => self.wait(1 << (power % 28)),
+            Op::Wait(power) => self.wait(Micros::new(1 << (power % 28))),
             Op::Latency(latency) => self.host.latency = usize::from(latency % 20),
             Op::End(0..8) if self.host.sessions.contains_key(&conn) => self.host.close_after(now, conn),
             Op::End(8..12) => self.host.release(now, conn),
@@ -313,7 +314,7 @@ impl Game {
     }
 
     /// Advances the time.
-    fn wait(&mut self, time: u64) {
+    fn wait(&mut self, time: Micros) {
         let end = self.now + time;
         for _ in 0..TIMERS {
             match self.settle().filter(|next| *next <= end) {
@@ -325,7 +326,7 @@ impl Game {
     }
 
     /// Does all work that is possible now, and returns the time of the next event.
-    fn settle(&mut self) -> Option<u64> {
+    fn settle(&mut self) -> Option<Time> {
         for _ in 0..ROUNDS {
             let next = self.host.poll(self.now);
             if let Some(session) = self.host.sessions.get(&self.conn) {
@@ -340,11 +341,11 @@ impl Game {
                     self.see(frame);
                 }
             }
-            if frames.is_empty() && next.is_none_or(|next| next > self.now + 1) {
+            if frames.is_empty() && next.is_none_or(|next| next > self.now + Micros::new(1)) {
                 return next;
             }
         }
-        Some(self.now + 1)
+        Some(self.now + Micros::new(1))
     }
 
     /// Passes a frame to the peer, which checks it.
@@ -401,7 +402,7 @@ impl Game {
         let acknowledged = session.writer.acknowledged();
         assert!(acknowledged <= peer.acked.min(session.sent as u64), "{acknowledged} of {}", peer.acked);
         if let Some(info) = host.stack.info(*conn) {
-            assert!(info.cwnd > 0 && info.mss > 0 && info.recovery.rto > 0, "{info:?}");
+            assert!(info.cwnd > 0 && info.mss > 0 && info.recovery.rto > Micros::ZERO, "{info:?}");
             assert!(info.recovery.pipe <= session.sent as u64 + 1, "{info:?}");
         }
     }

@@ -3,6 +3,7 @@
 use std::net::Ipv4Addr;
 use std::ops::Range;
 
+use offcore_stats::time::Time;
 use offcore_wire::{
     Arp, ArpOperation, EtherType, EthernetFrame, IpProtocol, Ipv4Header, TcpFlags, TcpHeader, TcpOptions,
     TcpSegment, Timestamps, arp, ethernet, icmpv4, ipv4,
@@ -83,7 +84,7 @@ impl Peer {
     }
 
     /// Returns the header and options of the peer's next correct segment, which acknowledges all seen data.
-    pub(crate) fn segment(&self, now: u64, window: u16) -> (TcpHeader, TcpOptions) {
+    pub(crate) fn segment(&self, now: Time, window: u16) -> (TcpHeader, TcpOptions) {
         let header = TcpHeader {
             src_port: self.ports.1,
             dst_port: self.ports.0,
@@ -182,8 +183,8 @@ impl Peer {
 }
 
 /// Returns the peer's timestamp clock.
-pub(crate) fn clock(now: u64) -> u32 {
-    (now / 1000) as u32 + 1
+pub(crate) fn clock(now: Time) -> u32 {
+    now.wrapping_millis() + 1
 }
 
 /// Returns the position nearest to `near` whose distance from position 0 is `distance` modulo 2^32.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use offcore_session::{Reader, Writer};
+use offcore_stats::time::{Micros, Time};
 use offcore_tcp::proto::{AppId, ConnId};
 
 use super::files::{Missing, Name, Root};
@@ -23,9 +24,9 @@ const QUANTUM: usize = 64 << 10;
 /// The cost of a request in the byte budget of a round. Opening a file takes about as long as reading this number of
 /// bytes.
 const REQUEST_COST: usize = 8 << 10;
-/// How long data of the peer is still read after the last answer, in microseconds. After an immediate close, a reset
+/// How long data of the peer is still read after the last answer. After an immediate close, a reset
 /// would overtake the answer.
-const LINGER: u64 = 2_000_000;
+const LINGER: Micros = Micros::from_secs(2);
 
 /// The next step of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,8 +94,8 @@ pub(super) struct Session {
     pub queued: bool,
     /// The request took too long, and the peer receives an error.
     pub is_late: bool,
-    /// Start of the current time limit, in microseconds.
-    since: u64,
+    /// Start of the current time limit.
+    since: Time,
 }
 
 impl Session {
@@ -309,7 +310,7 @@ impl Session {
         SearchOutcome::Unfinished
     }
 
-    fn answer(&mut self, request: &request::Request<'_>, root: &Root, now: u64) {
+    fn answer(&mut self, request: &request::Request<'_>, root: &Root, now: Time) {
         let date = SystemTime::now();
         match root.find(&request.target) {
             Ok(found) => {
@@ -329,12 +330,12 @@ impl Session {
         }
     }
 
-    fn refuse(&mut self, refusal: Refusal, now: u64) {
+    fn refuse(&mut self, refusal: Refusal, now: Time) {
         self.begin(refusal.session.keep_alive, now);
         response::refuse(refusal, SystemTime::now(), &mut self.head);
     }
 
-    fn begin(&mut self, keep_alive: bool, now: u64) {
+    fn begin(&mut self, keep_alive: bool, now: Time) {
         self.head.clear();
         self.head_done = 0;
         self.body = None;

@@ -7,37 +7,54 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
 
+use offcore_stats::time::{Micros, Time};
+
 /// Number of connections that is never an unfair share, and the divisor for a fair share of all connections: 1/8.
 const FEW: usize = 64;
 const FAIR: usize = 8;
-/// Time in which only sources with an unfair share lose connections, in microseconds.
-const SPARED: u64 = 2_000_000;
+/// Time in which only sources with an unfair share lose connections.
+const SPARED: Micros = Micros::from_secs(2);
 /// While memory is scarce: the time in which a peer must receive all written data, in seconds.
 const DRAIN: u64 = 10;
 
-/// Limits of a connection, in microseconds.
+/// Limits of a connection.
 #[derive(Debug)]
 pub(super) struct Timeouts {
     /// Maximum time without progress of an answer.
-    pub stalled: u64,
+    pub stalled: Micros,
     /// Minimum average rate of a peer in bytes per second. Single bytes do not keep an answer alive.
     slowest: u64,
     /// Maximum time without a request.
-    pub idle: u64,
+    pub idle: Micros,
     /// Maximum time from the first byte of a request to its last.
-    pub request: u64,
+    pub request: Micros,
     /// Memory is scarce: connections end without an answer.
     pub aborts: bool,
 }
 
 impl Timeouts {
-    pub(super) const USUAL: Self =
-        Self { stalled: 30_000_000, slowest: 500, idle: 30_000_000, request: 10_000_000, aborts: false };
-    const SCARCE: Self =
-        Self { stalled: 3_000_000, slowest: 16_000, idle: 3_000_000, request: 3_000_000, aborts: true };
+    pub(super) const USUAL: Self = Self {
+        stalled: Micros::from_secs(30),
+        slowest: 500,
+        idle: Micros::from_secs(30),
+        request: Micros::from_secs(10),
+        aborts: false,
+    };
+    const SCARCE: Self = Self {
+        stalled: Micros::from_secs(3),
+        slowest: 16_000,
+        idle: Micros::from_secs(3),
+        request: Micros::from_secs(3),
+        aborts: true,
+    };
     /// For a source with an unfair share.
-    const UNFAIR: Self =
-        Self { stalled: 1_000_000, slowest: 16_000, idle: 500_000, request: 500_000, aborts: true };
+    const UNFAIR: Self = Self {
+        stalled: Micros::from_secs(1),
+        slowest: 16_000,
+        idle: Micros::from_millis(500),
+        request: Micros::from_millis(500),
+        aborts: true,
+    };
 
     /// The minimum rate in bytes per second for a peer that has not acknowledged `left` bytes.
     pub(super) fn slowest(&self, left: u64) -> u64 {
@@ -69,8 +86,8 @@ impl From<IpAddr> for Source {
 pub(super) struct Sources {
     counts: HashMap<Source, usize>,
     all: usize,
-    /// When the current scarcity of memory began, in microseconds.
-    scarce_since: Option<u64>,
+    /// When the current scarcity of memory began.
+    scarce_since: Option<Time>,
 }
 
 impl Sources {
@@ -90,17 +107,17 @@ impl Sources {
     }
 
     /// Records whether memory is scarce.
-    pub(super) fn set_scarce(&mut self, now: u64, is_scarce: bool) {
+    pub(super) fn set_scarce(&mut self, now: Time, is_scarce: bool) {
         self.scarce_since = is_scarce.then(|| self.scarce_since.unwrap_or(now));
     }
 
     /// The limits of a connection from `source`.
-    pub(super) fn timeouts(&self, now: u64, source: Source) -> &'static Timeouts {
+    pub(super) fn timeouts(&self, now: Time, source: Source) -> &'static Timeouts {
         let Some(since) = self.scarce_since else { return &Timeouts::USUAL };
         let count = self.counts.get(&source).copied().unwrap_or_default();
         if count > FEW.max(self.all / FAIR) {
             &Timeouts::UNFAIR
-        } else if now.saturating_sub(since) >= SPARED {
+        } else if now.saturating_since(since) >= SPARED {
             &Timeouts::SCARCE
         } else {
             &Timeouts::USUAL
@@ -118,6 +135,7 @@ mod tests {
 
     #[test]
     fn unfair_sources_time_out_first() {
+        let at = Time::from_micros;
         let mut sources = Sources::default();
         (0..100).for_each(|_| sources.add(source(1)));
         (0..10).for_each(|_| sources.add(source(2)));
@@ -125,15 +143,15 @@ mod tests {
             |sources: &Sources, now| [1, 2].map(|last| sources.timeouts(now, source(last)).request);
         let [usual, scarce, unfair] =
             [Timeouts::USUAL, Timeouts::SCARCE, Timeouts::UNFAIR].map(|timeouts| timeouts.request);
-        assert_eq!(requests(&sources, 1), [usual, usual]);
-        sources.set_scarce(1, true);
-        assert_eq!(requests(&sources, 1), [unfair, usual]);
-        sources.set_scarce(2, true);
-        assert_eq!(requests(&sources, SPARED), [unfair, usual]);
-        assert_eq!(requests(&sources, SPARED + 1), [unfair, scarce]);
-        sources.set_scarce(SPARED + 2, false);
-        sources.set_scarce(SPARED + 3, true);
-        assert_eq!(requests(&sources, SPARED + 3), [unfair, usual]);
+        assert_eq!(requests(&sources, at(1)), [usual, usual]);
+        sources.set_scarce(at(1), true);
+        assert_eq!(requests(&sources, at(1)), [unfair, usual]);
+        sources.set_scarce(at(2), true);
+        assert_eq!(requests(&sources, at(0) + SPARED), [unfair, usual]);
+        assert_eq!(requests(&sources, at(1) + SPARED), [unfair, scarce]);
+        sources.set_scarce(at(2) + SPARED, false);
+        sources.set_scarce(at(3) + SPARED, true);
+        assert_eq!(requests(&sources, at(3) + SPARED), [unfair, usual]);
     }
 
     #[test]

@@ -1,13 +1,14 @@
 //! The states of BBR and their transitions (draft-ietf-ccwg-bbr-06, section 5.3).
 
 use offcore_stats::random::SplitMix;
+use offcore_stats::time::{Micros, Time};
 
 use super::model::{Bounds, INFINITE};
 use super::rate::Sample;
 use super::{Bbr, FULL_LOSSES, Flow, LEAST_SEGMENTS, is_too_high};
 
 /// BBR.ProbeRTTDuration.
-const PROBE_RTT_LASTS: u64 = 200_000;
+const PROBE_RTT_LASTS: Micros = Micros::from_millis(200);
 /// BBR.Headroom, in percent.
 const HEADROOM: u64 = 15;
 /// Maximum number of round trips in Drain (section 5.3.2).
@@ -15,8 +16,8 @@ const DRAIN_ROUNDS: u64 = 3;
 /// Maximum number of round trips between probes, so that Reno keeps its share (section 5.3.3.8).
 const RENO_ROUNDS: u64 = 63;
 /// Time between probes: two to three seconds.
-const WAIT: u64 = 2_000_000;
-const RANDOM_WAIT: u64 = 1_000_000;
+const WAIT: Micros = Micros::from_secs(2);
+const RANDOM_WAIT: Micros = Micros::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
@@ -76,8 +77,8 @@ pub(super) enum Acks {
 pub(super) struct Phase {
     acks: Acks,
     /// BBR.cycle_stamp and BBR.bw_probe_wait.
-    began: u64,
-    wait: u64,
+    began: Time,
+    wait: Micros,
     /// BBR.rounds_since_probe_up.
     pub(super) rounds: u64,
     /// BBR.is_bw_probe_sample.
@@ -92,7 +93,7 @@ pub(super) struct Phase {
     /// BBR.drain_start_round.
     drain_round: u64,
     /// BBR.probe_rtt_done_stamp and BBR.probe_rtt_round_done.
-    done_at: Option<u64>,
+    done_at: Option<Time>,
     round_done: bool,
 }
 
@@ -141,9 +142,9 @@ impl Bbr {
         self.latest.forget();
         self.phase.per_segment = INFINITE;
         // PickProbeWait.
-        let mut random = SplitMix::new(flow.now ^ self.rate.delivered.rotate_left(32));
+        let mut random = SplitMix::new(flow.now.as_micros() ^ self.rate.delivered.rotate_left(32));
         self.phase.rounds = random.below(2);
-        self.phase.wait = WAIT + random.below(RANDOM_WAIT);
+        self.phase.wait = WAIT + RANDOM_WAIT.random(&mut random);
         self.phase.began = flow.now;
         self.phase.acks = Acks::ProbeStopping;
         self.begin_round();

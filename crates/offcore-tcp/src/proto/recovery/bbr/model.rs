@@ -1,5 +1,7 @@
 //! BBR's model of the path: bandwidth, round-trip time, volume in flight, ACK aggregation.
 
+use offcore_stats::time::{Micros, Time};
+
 use super::rate::Sample;
 
 /// A bound that is not set.
@@ -7,8 +9,8 @@ pub(super) const INFINITE: u64 = u64::MAX;
 /// Maximum bandwidth in bytes per second. Its product with a round-trip time fits 64 bits.
 const MOST_BW: u64 = 1 << 37;
 /// BBR.ProbeRTTInterval and BBR.MinRTTFilterLen.
-const PROBE_RTT_INTERVAL: u64 = 5_000_000;
-const MIN_RTT_LASTS: u64 = 10_000_000;
+const PROBE_RTT_INTERVAL: Micros = Micros::from_secs(5);
+const MIN_RTT_LASTS: Micros = Micros::from_secs(10);
 /// Round trips per slot of BBR.extra_acked_filter, which has two slots.
 const AGGREGATION_ROUNDS: u32 = 5;
 
@@ -161,23 +163,23 @@ impl FullPipe {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MinRtt {
     /// BBR.min_rtt; infinite before the first sample.
-    pub(super) min: u64,
-    stamp: u64,
-    probe_min: u64,
-    pub(super) probe_stamp: u64,
+    pub(super) min: Micros,
+    stamp: Time,
+    probe_min: Micros,
+    pub(super) probe_stamp: Time,
     /// BBR.probe_rtt_expired.
     pub(super) expired: bool,
 }
 
 impl MinRtt {
-    pub(super) fn new(now: u64) -> Self {
-        Self { min: INFINITE, stamp: now, probe_min: INFINITE, probe_stamp: now, expired: false }
+    pub(super) fn new(now: Time) -> Self {
+        Self { min: Micros::MAX, stamp: now, probe_min: Micros::MAX, probe_stamp: now, expired: false }
     }
 
-    pub(super) fn update(&mut self, now: u64, rtt: Option<u64>) {
+    pub(super) fn update(&mut self, now: Time, rtt: Option<Micros>) {
         self.expired = now > self.probe_stamp + PROBE_RTT_INTERVAL;
         if let Some(rtt) = rtt.filter(|rtt| *rtt < self.probe_min || self.expired) {
-            (self.probe_min, self.probe_stamp) = (rtt.max(1), now);
+            (self.probe_min, self.probe_stamp) = (rtt.max(Micros::new(1)), now);
         }
         if self.probe_min < self.min || now > self.stamp + MIN_RTT_LASTS {
             (self.min, self.stamp) = (self.probe_min, self.probe_stamp);
@@ -188,19 +190,19 @@ impl MinRtt {
 /// BBR.extra_acked: the degree of ACK aggregation (section 5.5.9).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Aggregation {
-    pub(super) since: u64,
+    pub(super) since: Time,
     acked: u64,
     most: [u64; 2],
     rounds: u32,
 }
 
 impl Aggregation {
-    pub(super) fn new(now: u64) -> Self {
+    pub(super) fn new(now: Time) -> Self {
         Self { since: now, acked: 0, most: [0; 2], rounds: 0 }
     }
 
-    pub(super) fn update(&mut self, now: u64, bw: u64, acked: u64, cwnd: u64) {
-        let expected = bytes_in(bw, now.saturating_sub(self.since));
+    pub(super) fn update(&mut self, now: Time, bw: u64, acked: u64, cwnd: u64) {
+        let expected = bytes_in(bw, now.saturating_since(self.since));
         let expected = if self.acked <= expected {
             (self.acked, self.since) = (0, now);
             0
@@ -225,7 +227,7 @@ impl Aggregation {
     }
 }
 
-/// Returns the volume that a bandwidth delivers in `time` microseconds.
-pub(super) fn bytes_in(bw: u64, time: u64) -> u64 {
-    bw.saturating_mul(time) / 1_000_000
+/// Returns the volume that a bandwidth delivers in `time`.
+pub(super) fn bytes_in(bw: u64, time: Micros) -> u64 {
+    bw.saturating_mul(time.get()) / 1_000_000
 }

@@ -3,6 +3,8 @@
 //! The curve's time is counted in units of 256 µs, so that its cube fits 64 bits for nine minutes. Later, the window
 //! grows by half per round trip in any case, which is its limit. Windows are in bytes.
 
+use offcore_stats::time::{Micros, Time};
+
 /// The unit of time is 2^8 microseconds.
 const UNIT: u32 = 8;
 /// Maximum distance from the inflection point: 2^21 units are 537 s.
@@ -16,9 +18,9 @@ const INVERSE_C: u128 = 149_011_611_938;
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cubic {
     /// Start of this congestion avoidance epoch; 0 before its first ACK.
-    epoch: u64,
+    epoch: Time,
     /// Time of the last ACK.
-    last: u64,
+    last: Time,
     /// The window that Reno would have, in 2^-16 bytes: W_est.
     reno: u64,
     /// The window before the last loss, reduced if it was below the one before: W_max.
@@ -36,13 +38,13 @@ pub(super) struct Cubic {
 impl Cubic {
     /// Returns the window after `acked` more bytes in congestion avoidance (section 4.2 to 4.5).
     #[inline]
-    pub(super) fn on_ack(&mut self, now: u64, cwnd: u32, acked: u32, mss: u32, srtt: u64) -> u32 {
+    pub(super) fn on_ack(&mut self, now: Time, cwnd: u32, acked: u32, mss: u32, srtt: Micros) -> u32 {
         self.last = now;
         let cwnd = cwnd.max(1);
-        if self.epoch == 0 {
+        if self.epoch == Time::ZERO {
             self.begin(now, cwnd, mss);
         }
-        let elapsed = now.saturating_sub(self.epoch);
+        let elapsed = now.saturating_since(self.epoch);
         // α is 3 (1 - β) / (1 + β) = 9 / 17 up to the window before the loss, and 1 beyond it.
         let gain = u64::from(acked.min(cwnd)) * u64::from(mss);
         let slow = self.reno >> 16 < u64::from(self.prior);
@@ -73,30 +75,30 @@ impl Cubic {
 
     /// Makes the next ACK in congestion avoidance start a new epoch.
     pub(super) fn forget_epoch(&mut self) {
-        self.epoch = 0;
+        self.epoch = Time::ZERO;
         self.rest = 0;
     }
 
     /// Excludes the time since the last ACK from the epoch.
-    pub(super) fn pause(&mut self, now: u64) {
-        if self.epoch > 0 {
-            self.epoch = self.epoch.saturating_add(now.saturating_sub(self.last));
+    pub(super) fn pause(&mut self, now: Time) {
+        if self.epoch > Time::ZERO {
+            self.epoch = self.epoch.saturating_add(now.saturating_since(self.last));
         }
         self.last = now;
     }
 
-    fn begin(&mut self, now: u64, cwnd: u32, mss: u32) {
-        self.epoch = now.max(1);
+    fn begin(&mut self, now: Time, cwnd: u32, mss: u32) {
+        self.epoch = now.max(Time::from_micros(1));
         self.reno = u64::from(cwnd) << 16;
         self.origin = cwnd.max(self.w_max);
         let missing = u128::from(self.origin - cwnd);
         self.k = cube_root(missing * INVERSE_C / u128::from(mss.max(1)));
     }
 
-    /// W_cubic, `elapsed` microseconds into the epoch.
+    /// W_cubic, `elapsed` into the epoch.
     #[inline]
-    fn curve(&self, elapsed: u64, mss: u32) -> u32 {
-        let (time, k) = (elapsed >> UNIT, u64::from(self.k));
+    fn curve(&self, elapsed: Micros, mss: u32) -> u32 {
+        let (time, k) = (elapsed.get() >> UNIT, u64::from(self.k));
         let distance = time.abs_diff(k).min(FARTHEST);
         let cube = u128::from(distance * distance * distance);
         let bytes = (cube * u128::from(C * u64::from(mss))) >> 64;
@@ -135,9 +137,9 @@ mod tests {
             let mut cubic = Cubic::default();
             assert_eq!(cubic.on_loss(w_max * mss, w_max * mss), (u64::from(w_max * mss) * 7 / 10) as u32);
             let begin = w_max * mss / 10 * 7;
-            cubic.begin(1, begin, mss);
+            cubic.begin(Time::from_micros(1), begin, mss);
             for ms in (0..60_000_u64).step_by(250) {
-                let got = f64::from(cubic.curve(ms * 1000, mss)) / f64::from(mss);
+                let got = f64::from(cubic.curve(Micros::from_millis(ms), mss)) / f64::from(mss);
                 let want = oracle(f64::from(w_max), f64::from(begin) / f64::from(mss), ms as f64 / 1000.0);
                 assert!((got - want).abs() < 0.5 + want * 0.005, "{w_max} at {ms} ms: {got}, not {want}");
             }
@@ -147,31 +149,31 @@ mod tests {
     // RFC 9438, section 4.2: with ACKs for every segment the window follows W_cubic.
     #[test]
     fn cwnd_follows_w_cubic() {
-        let (w_max, srtt) = (2000 * MSS, 100_000);
+        let (w_max, srtt) = (2000 * MSS, Micros::from_millis(100));
         let mut cubic = Cubic::default();
         let mut cwnd = cubic.on_loss(w_max, w_max);
         let begin = f64::from(cwnd) / f64::from(MSS);
-        let mut now = 1_000_000;
+        let mut now = Time::from_secs(1);
         let start = now;
-        while now < start + 20_000_000 {
+        while now < start + Micros::from_secs(20) {
             let acks = u64::from(cwnd / (2 * MSS)).max(1);
             for i in 0..acks {
                 cwnd = cubic.on_ack(now + srtt * i / acks, cwnd, 2 * MSS, MSS, srtt);
             }
             now += srtt;
-            let want = oracle(2000.0, begin, (now - start) as f64 / 1e6);
+            let want = oracle(2000.0, begin, (now - start).get() as f64 / 1e6);
             let got = f64::from(cwnd) / f64::from(MSS);
-            assert!((got / want - 1.0).abs() < 0.03, "{got}, not {want}, after {}", now - start);
+            assert!((got / want - 1.0).abs() < 0.03, "{got}, not {want}, after {:?}", now - start);
         }
     }
 
     // RFC 9438, section 4.3: if the curve is slower than Reno, Reno's growth is used.
     #[test]
     fn reno_friendly_region_grows_as_reno() {
-        let srtt = 1000;
+        let srtt = Micros::from_millis(1);
         let mut cubic = Cubic::default();
         let mut cwnd = cubic.on_loss(20 * MSS, 20 * MSS);
-        let (begin, mut now) = (cwnd, 1);
+        let (begin, mut now) = (cwnd, Time::from_micros(1));
         for _ in 0..10 {
             for _ in 0..cwnd / MSS {
                 cwnd = cubic.on_ack(now, cwnd, MSS, MSS, srtt);
@@ -196,15 +198,16 @@ mod tests {
     // RFC 9438, section 5.8.
     #[test]
     fn idle_time_does_not_grow_cwnd() {
+        let (at, srtt) = (Time::from_micros, Micros::from_millis(10));
         let grown = |idle: bool| {
             let mut cubic = Cubic::default();
             let mut cwnd = cubic.on_loss(1000 * MSS, 1000 * MSS);
-            cwnd = cubic.on_ack(1000, cwnd, MSS, MSS, 10_000);
+            cwnd = cubic.on_ack(at(1000), cwnd, MSS, MSS, srtt);
             if idle {
-                cubic.pause(60_001_000);
-                return cubic.on_ack(60_001_000, cwnd, cwnd, MSS, 10_000) - cwnd;
+                cubic.pause(at(60_001_000));
+                return cubic.on_ack(at(60_001_000), cwnd, cwnd, MSS, srtt) - cwnd;
             }
-            cubic.on_ack(1000, cwnd, cwnd, MSS, 10_000) - cwnd
+            cubic.on_ack(at(1000), cwnd, cwnd, MSS, srtt) - cwnd
         };
         assert_eq!(grown(true), grown(false));
     }
@@ -220,10 +223,12 @@ mod tests {
     #[test]
     fn extreme_values_do_not_overflow() {
         let mut cubic = Cubic::default();
-        let mut now = 0;
+        let mut now = 0_u64;
         let mut cwnd = 1;
         for step in 0..2000_u32 {
-            cwnd = cubic.on_ack(now, cwnd, u32::MAX, 65_535, 60_000_000).min(1 << 30);
+            cwnd = cubic
+                .on_ack(Time::from_micros(now), cwnd, u32::MAX, 65_535, Micros::from_secs(60))
+                .min(1 << 30);
             now = now.wrapping_mul(3).wrapping_add(1) % (1 << 50);
             if step % 97 == 0 {
                 cubic.on_loss(cwnd, u32::MAX);

@@ -4,6 +4,8 @@
 //! again, slow start resumes. After five rounds of CSS, congestion avoidance begins. Linux ends slow start at the first
 //! rise.
 
+use offcore_stats::time::Micros;
+
 /// MIN_RTT_THRESH, MAX_RTT_THRESH and MIN_RTT_DIVISOR.
 const LEAST_RISE: u32 = 4000;
 const MOST_RISE: u32 = 16_000;
@@ -24,7 +26,7 @@ pub(in crate::proto) struct Progress {
     /// SND.NXT.
     pub(in crate::proto) sent: u64,
     /// The round-trip time of the newest delivered segment.
-    pub(in crate::proto) rtt: u64,
+    pub(in crate::proto) rtt: Micros,
 }
 
 /// Slow start of a connection without losses.
@@ -52,7 +54,7 @@ impl Default for HyStart {
 impl HyStart {
     /// Returns the growth of the window in bytes when `acked` bytes are acknowledged.
     pub(super) fn on_ack(&mut self, acked: u32, progress: &Progress) -> u32 {
-        self.now = self.now.min(u32::try_from(progress.rtt).unwrap_or(INFINITE));
+        self.now = self.now.min(u32::try_from(progress.rtt.get()).unwrap_or(INFINITE));
         self.samples = self.samples.saturating_add(1);
         if self.samples >= SAMPLES {
             let rise = (self.last / RISE_DIVISOR).clamp(LEAST_RISE, MOST_RISE);
@@ -96,7 +98,8 @@ mod tests {
         }
 
         /// Returns the growth for `acks` ACKs with this round-trip time.
-        fn take(&mut self, acks: u64, rtt: u64) -> u32 {
+        fn take(&mut self, acks: u64, micros: u64) -> u32 {
+            let rtt = Micros::new(micros);
             let growth = |_| {
                 self.una += 1000;
                 self.start.on_ack(1000, &Progress { una: self.una, sent: self.una + self.window * 1000, rtt })

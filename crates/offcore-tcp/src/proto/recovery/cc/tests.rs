@@ -1,5 +1,7 @@
 //! Tests of the parts common to NewReno and CUBIC, and of NewReno.
 
+use offcore_stats::time::{Micros, Time};
+
 use super::*;
 
 const MSS: u32 = 1460;
@@ -21,15 +23,15 @@ fn initial_window_is_ten_segments() {
 #[test]
 fn slow_start_counts_acked_bytes() {
     let mut cc = congestion(Algorithm::NewReno);
-    cc.on_ack(0, u64::from(MSS), 0, &Progress::default());
+    cc.on_ack(Time::ZERO, u64::from(MSS), Micros::ZERO, &Progress::default());
     assert_eq!(cc.cwnd, 11 * MSS);
-    cc.on_ack(0, 2 * u64::from(MSS), 0, &Progress::default());
+    cc.on_ack(Time::ZERO, 2 * u64::from(MSS), Micros::ZERO, &Progress::default());
     assert_eq!(cc.cwnd, 13 * MSS);
-    cc.on_ack(0, 13 * u64::from(MSS), 0, &Progress::default());
+    cc.on_ack(Time::ZERO, 13 * u64::from(MSS), Micros::ZERO, &Progress::default());
     assert_eq!(cc.cwnd, 26 * MSS, "of a whole vector");
-    cc.on_ack(0, 26 * u64::from(MSS), 0, &Progress::default());
+    cc.on_ack(Time::ZERO, 26 * u64::from(MSS), Micros::ZERO, &Progress::default());
     assert_eq!(cc.cwnd, 52 * MSS, "after a timeout, too");
-    cc.on_ack(0, 100, 0, &Progress::default());
+    cc.on_ack(Time::ZERO, 100, Micros::ZERO, &Progress::default());
     assert_eq!(cc.cwnd, 52 * MSS + 100, "bytes, not ACKs (ACK division)");
 }
 
@@ -40,7 +42,7 @@ fn congestion_avoidance_adds_one_segment() {
     cc.ssthresh = cc.cwnd;
     for acks in 1..=10 {
         assert_eq!(cc.cwnd, 10 * MSS, "{acks}");
-        cc.on_ack(0, u64::from(MSS), 0, &Progress::default());
+        cc.on_ack(Time::ZERO, u64::from(MSS), Micros::ZERO, &Progress::default());
     }
     assert_eq!(cc.cwnd, 11 * MSS);
 }
@@ -65,14 +67,15 @@ fn loss_halves_flight_size() {
 fn idle_time_decays_cwnd() {
     let mut cc = congestion(Algorithm::Cubic);
     cc.cwnd = 100 * MSS;
-    assert_eq!(cc.after_idle(199_999, 200_000), 100 * MSS);
-    assert_eq!(cc.after_idle(200_000, 200_000), 50 * MSS);
-    assert_eq!(cc.after_idle(1 << 60, 200_000), 10 * MSS);
+    let (rto, ages) = (Micros::from_millis(200), Micros::new(1 << 60));
+    assert_eq!(cc.after_idle(rto - Micros::new(1), rto), 100 * MSS);
+    assert_eq!(cc.after_idle(rto, rto), 50 * MSS);
+    assert_eq!(cc.after_idle(ages, rto), 10 * MSS);
     cc.ssthresh = 20 * MSS;
-    cc.restart(500_000, 500_000, 200_000);
+    cc.restart(Time::from_millis(500), Micros::from_millis(500), rto);
     assert_eq!((cc.cwnd, cc.ssthresh), (25 * MSS, 75 * MSS));
     cc.cwnd = 3 * MSS;
-    assert_eq!(cc.after_idle(1 << 60, 200_000), 3 * MSS, "never more than before");
+    assert_eq!(cc.after_idle(ages, rto), 3 * MSS, "never more than before");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Comparison of runs with a map of bytes.
 
 use offcore_stats::random::SplitMix;
+use offcore_stats::time::Time;
 
 use super::*;
 
@@ -43,19 +44,19 @@ impl Oracle {
     }
 }
 
-fn nothing(now: u64) -> Delivery {
+fn nothing(now: Time) -> Delivery {
     Delivery::new(now, Newest::default(), 0, None, None)
 }
 
 /// Creates runs with `segments` of [`MSS`] bytes, published together at time 1.
 fn sent(segments: u64) -> Runs {
     let mut runs = Runs::default();
-    runs.push(1, segments * u64::from(MSS), MSS);
+    runs.push(Time::from_micros(1), segments * u64::from(MSS), MSS);
     runs
 }
 
 fn sack(runs: &mut Runs, from: u64, to: u64) -> u64 {
-    let mut delivery = nothing(100);
+    let mut delivery = nothing(Time::from_micros(100));
     runs.sack(from, to, &mut delivery);
     delivery.sacked
 }
@@ -94,12 +95,12 @@ fn runs_match_byte_map() {
             match random.below(9) {
                 0 | 1 if len < 600 => {
                     let end = oracle.published + random.below(45);
-                    runs.push(now / 3, end, MSS);
+                    runs.push(Time::from_micros(now / 3), end, MSS);
                     oracle.bytes.extend((oracle.published..end).map(|at| (at, 0)));
                     oracle.published = end;
                 }
                 2 => {
-                    let mut delivery = nothing(now);
+                    let mut delivery = nothing(Time::from_micros(now));
                     let known = oracle.bytes.range(..from).filter(|(_, flags)| **flags & SACKED != 0).count();
                     runs.advance(from, &mut delivery);
                     assert_eq!(delivery.acked, from - oracle.una);
@@ -124,7 +125,7 @@ fn runs_match_byte_map() {
                         runs.abandon(&range);
                         oracle.set(range, |flags| flags & !PLANNED);
                     } else {
-                        runs.transmit(now, range.clone(), MSS);
+                        runs.transmit(Time::from_micros(now), range.clone(), MSS);
                         oracle.set(range, |flags| flags & SACKED);
                     }
                 }
@@ -150,13 +151,13 @@ fn runs_match_byte_map() {
 #[test]
 fn segments_published_together_form_run() {
     let mut runs = Runs::default();
-    runs.push(1, 10, MSS);
-    runs.push(1, 40, MSS);
-    runs.push(1, 45, MSS);
+    runs.push(Time::from_micros(1), 10, MSS);
+    runs.push(Time::from_micros(1), 40, MSS);
+    runs.push(Time::from_micros(1), 45, MSS);
     assert_eq!(runs.len(), 1);
-    runs.push(1, 55, MSS);
+    runs.push(Time::from_micros(1), 55, MSS);
     assert_eq!(runs.len(), 2, "a short segment is the last of a run");
-    runs.push(2, 65, MSS);
+    runs.push(Time::from_micros(2), 65, MSS);
     assert_eq!(runs.len(), 3);
 }
 
@@ -177,7 +178,7 @@ fn sack_blocks_round_to_whole_segments() {
 #[test]
 fn sack_fragmentation_is_bounded() {
     let mut runs = Runs::default();
-    runs.push(1, 20_000 * u64::from(MSS), MSS);
+    runs.push(Time::from_micros(1), 20_000 * u64::from(MSS), MSS);
     for segment in (1..20_000_u64).step_by(2) {
         let from = segment * u64::from(MSS);
         let before = runs.len();
@@ -189,7 +190,7 @@ fn sack_fragmentation_is_bounded() {
     let (mut given, mut most) = (0, runs.len());
     while let Some(range) = runs.next_lost(MSS) {
         given += range.end - range.start;
-        runs.transmit(2, range, MSS);
+        runs.transmit(Time::from_micros(2), range, MSS);
         most = most.max(runs.len());
     }
     assert_eq!((given, runs.lost), (200_000 - u64::from(runs.sacked), 0));
@@ -201,13 +202,13 @@ fn sack_fragmentation_is_bounded() {
 fn new_data_merges_at_run_limit() {
     let mut runs = Runs::default();
     for time in 1..=50_000 {
-        runs.push(time, time * u64::from(MSS), MSS);
+        runs.push(Time::from_micros(time), time * u64::from(MSS), MSS);
     }
     assert!(runs.len() <= MOST - RESERVED);
     assert_eq!(runs.published, 500_000);
     // The newer time is kept: the first run is newer than its first segment.
-    assert!(runs.head().unwrap().time > 1);
-    let mut delivery = nothing(60_000);
+    assert!(runs.head().unwrap().time > Time::from_micros(1));
+    let mut delivery = nothing(Time::from_millis(60));
     runs.advance(500_000, &mut delivery);
     assert_eq!((delivery.acked, runs.len()), (500_000, 0));
 }
@@ -216,7 +217,7 @@ fn new_data_merges_at_run_limit() {
 fn single_bytes_use_few_runs() {
     let mut runs = Runs::default();
     for time in 1..=4000 {
-        runs.push(time, time, MSS);
+        runs.push(Time::from_micros(time), time, MSS);
         assert!(runs.len() <= FEW);
     }
     for at in (1..4000).step_by(2) {
@@ -228,12 +229,12 @@ fn single_bytes_use_few_runs() {
 #[test]
 fn adjacent_losses_are_retransmitted_together() {
     let mut runs = Runs::default();
-    (1..=6).for_each(|small| runs.push(small, small * 3, MSS));
+    (1..=6).for_each(|small| runs.push(Time::from_micros(small), small * 3, MSS));
     sack(&mut runs, 9, 12);
     runs.mark_all_lost();
     assert_eq!(runs.next_lost(20), Some(0..9));
     assert_eq!(runs.next_lost(4), Some(12..16));
-    runs.transmit(9, 0..9, MSS);
+    runs.transmit(Time::from_micros(9), 0..9, MSS);
     assert_eq!(runs.replanned, 4);
     runs.abandon(&(12..16));
     assert_eq!(runs.next_lost(20), Some(12..18));
@@ -243,20 +244,20 @@ fn adjacent_losses_are_retransmitted_together() {
 #[test]
 fn probe_is_last_segment() {
     let mut runs = Runs::default();
-    runs.push(1, 35, MSS);
+    runs.push(Time::from_micros(1), 35, MSS);
     assert_eq!(runs.next_probe(MSS), Some(30..35));
     assert_eq!(runs.next_probe(MSS), None, "it is planned");
-    runs.transmit(2, 30..35, MSS);
+    runs.transmit(Time::from_micros(2), 30..35, MSS);
     assert_eq!((runs.replanned, runs.next_probe(MSS)), (0, Some(30..35)));
 }
 
 #[test]
 fn idle_runs_release_memory() {
     let mut runs = Runs::default();
-    runs.push(1, 35, MSS);
+    runs.push(Time::from_micros(1), 35, MSS);
     runs.release();
     assert_eq!(runs.len(), 1);
-    runs.advance(35, &mut nothing(2));
+    runs.advance(35, &mut nothing(Time::from_micros(2)));
     runs.release();
     assert_eq!(runs.runs.capacity(), 0);
 }
@@ -267,13 +268,13 @@ fn plain_advance_matches_full_advance() {
     let (mut short, mut long) = (Runs::default(), Runs::default());
     for now in 1..5000 {
         let end = short.published + random.below(60);
-        short.push(now / 2, end, MSS);
-        long.push(now / 2, end, MSS);
+        short.push(Time::from_micros(now / 2), end, MSS);
+        long.push(Time::from_micros(now / 2), end, MSS);
         let to = short.una + random.below((short.published - short.una).min(90) + 1);
         if to == short.una {
             continue;
         }
-        let mut delivery = nothing(now);
+        let mut delivery = nothing(Time::from_micros(now));
         long.advance(to, &mut delivery);
         assert_eq!(short.advance_plain(to), (delivery.first.unwrap(), delivery.newest.time));
         assert_eq!((short.una, short.len()), (long.una, long.len()));

@@ -1,5 +1,7 @@
 //! BBR and pacing over links in virtual time.
 
+use offcore_stats::time::{Micros, Time};
+
 use super::super::Algorithm::{Bbr, Cubic};
 use super::link::{Link, MB, Peer, Report, Transfer};
 
@@ -13,7 +15,7 @@ fn bbr() -> Peer {
 
 /// 100 Mbit/s, 40 ms.
 fn path() -> Link {
-    Link { delay: 20_000, queue: 500_000, ..Link::default() }
+    Link { delay: Micros::from_millis(20), queue: 500_000, ..Link::default() }
 }
 
 // draft-ietf-ccwg-bbr, section 3.2: losses below 2 % do not reduce the rate.
@@ -27,7 +29,7 @@ fn random_loss_keeps_bbr_rate() {
 #[test]
 fn bbr_fills_clean_path() {
     for (burst, copy) in [(1, 0), (44, 300)] {
-        let report = run(path(), Peer { burst, copy, ..bbr() }, 60 * MB);
+        let report = run(path(), Peer { burst, copy: Micros::new(copy), ..bbr() }, 60 * MB);
         assert!(report.rate(60 * MB) > 0.88 * 12.5e6, "{} {report:?}", report.rate(60 * MB));
         assert_eq!(report.stats.timeouts, 0, "{report:?}");
     }
@@ -53,9 +55,10 @@ fn deep_buffer_queue_stays_short() {
 // Section 4.1.1.3: a slow application does not reduce the estimated bandwidth.
 #[test]
 fn app_limited_sender_keeps_bandwidth_estimate() {
-    let mut transfer = Transfer::new(path(), Peer { writes: (20_000, 20_000), ..bbr() }, 60 * MB);
-    transfer.begin(1_000_000);
-    while transfer.next() < 12_000_000 {
+    let mut transfer =
+        Transfer::new(path(), Peer { writes: (20_000, Micros::from_millis(20)), ..bbr() }, 60 * MB);
+    transfer.begin(Time::from_secs(1));
+    while transfer.next() < Time::from_secs(12) {
         transfer.step();
     }
     let slow = transfer.sender.una();
@@ -63,7 +66,7 @@ fn app_limited_sender_keeps_bandwidth_estimate() {
     assert!(transfer.sender.pacing_rate() > 3_000_000, "{}", transfer.sender.pacing_rate());
     // Then it writes without delays.
     transfer.write_all();
-    while transfer.next() < 14_000_000 {
+    while transfer.next() < Time::from_secs(14) {
         transfer.step();
     }
     let rate = (transfer.sender.una() - slow) / 2;
@@ -76,13 +79,13 @@ fn two_bbr_flows_share_bandwidth() {
     let (mut first, mut second) =
         (Transfer::new(path(), bbr(), 1 << 30), Transfer::new(path(), bbr(), 1 << 30));
     second.share(&first);
-    first.begin(1_000_000);
-    second.begin(4_000_000);
+    first.begin(Time::from_secs(1));
+    second.begin(Time::from_secs(4));
     let mut before = (0, 0);
-    while first.next().min(second.next()) < 64_000_000 {
+    while first.next().min(second.next()) < Time::from_secs(64) {
         let next = if first.next() <= second.next() { &mut first } else { &mut second };
         next.step();
-        if next.next() < 24_000_000 {
+        if next.next() < Time::from_secs(24) {
             before = (first.sender.una(), second.sender.una());
         }
     }
@@ -96,16 +99,16 @@ fn two_bbr_flows_share_bandwidth() {
 #[test]
 fn probe_rtt_learns_longer_path() {
     let mut transfer = Transfer::new(path(), bbr(), 1 << 30);
-    transfer.begin(1_000_000);
-    while transfer.next() < 6_000_000 {
+    transfer.begin(Time::from_secs(1));
+    while transfer.next() < Time::from_secs(6) {
         transfer.step();
     }
-    transfer.set_delay(60_000);
-    while transfer.next() < 26_000_000 {
+    transfer.set_delay(Micros::from_millis(60));
+    while transfer.next() < Time::from_secs(26) {
         transfer.step();
     }
     let before = transfer.sender.una();
-    while transfer.next() < 36_000_000 {
+    while transfer.next() < Time::from_secs(36) {
         transfer.step();
     }
     let rate = (transfer.sender.una() - before) as f64 / 10.0;

@@ -7,25 +7,26 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use offcore_stats::random::SplitMix;
+use offcore_stats::time::{Micros, Time};
 
 use super::super::*;
 
 pub(super) const MB: u64 = 1 << 20;
 
-/// The behaviour of the network. Times are microseconds.
+/// The behaviour of the network.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Link {
     /// Bytes per second.
     pub(super) rate: u64,
     /// One-way delay.
-    pub(super) delay: u64,
+    pub(super) delay: Micros,
     /// Length of the link's queue in bytes. Further segments are dropped.
     pub(super) queue: u64,
     pub(super) loss: f64,
     pub(super) ack_loss: f64,
     /// The probability of an additional delay of `late`.
     pub(super) reorder: f64,
-    pub(super) late: u64,
+    pub(super) late: Micros,
     pub(super) duplicate: f64,
     /// Marks instead of drops when the queue is half full.
     pub(super) marks: bool,
@@ -37,12 +38,12 @@ impl Default for Link {
     fn default() -> Self {
         Self {
             rate: 12_500_000,
-            delay: 10_000,
+            delay: Micros::from_millis(10),
             queue: 250_000,
             loss: 0.0,
             ack_loss: 0.0,
             reorder: 0.0,
-            late: 0,
+            late: Micros::ZERO,
             duplicate: 0.0,
             marks: false,
             seed: 1,
@@ -60,13 +61,13 @@ pub(super) struct Peer {
     /// Number of segments that are published together.
     pub(super) burst: u64,
     /// Duration of a copy, from plan to port.
-    pub(super) copy: u64,
+    pub(super) copy: Micros,
     /// The peer's window.
     pub(super) window: u64,
     /// Maximum pacing rate in bytes per second.
     pub(super) pacing: u64,
-    /// Bytes per write, and microseconds between two writes. Without an interval all data is written at the start.
-    pub(super) writes: (u64, u64),
+    /// Bytes per write, and the time between two writes. Without an interval all data is written at the start.
+    pub(super) writes: (u64, Micros),
 }
 
 impl Default for Peer {
@@ -77,10 +78,10 @@ impl Default for Peer {
             timestamps: true,
             mss: 1448,
             burst: 1,
-            copy: 0,
+            copy: Micros::ZERO,
             window: 4 << 20,
             pacing: u64::MAX,
-            writes: (0, 0),
+            writes: (0, Micros::ZERO),
         }
     }
 }
@@ -95,14 +96,14 @@ enum Event {
     /// A segment arrives that was sent at `sent`.
     Segment {
         range: (u64, u64),
-        sent: u64,
+        sent: Time,
         marked: bool,
     },
     Answer {
         una: u64,
         sacks: Vec<(u64, u64)>,
         dsack: Option<(u64, u64)>,
-        echo: u64,
+        echo: Time,
         ece: bool,
     },
     /// The receiver's delayed ACK is due, unless it was replaced.
@@ -115,7 +116,7 @@ enum Event {
 /// The result of a transfer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Report {
-    pub(super) took: u64,
+    pub(super) took: Micros,
     pub(super) stats: Stats,
     /// Segments that the network dropped.
     pub(super) dropped: u64,
@@ -129,7 +130,7 @@ pub(super) struct Report {
 impl Report {
     /// Returns the rate of a transfer of `bytes` bytes, in bytes per second.
     pub(super) fn rate(&self, bytes: u64) -> f64 {
-        bytes as f64 * 1e6 / self.took as f64
+        bytes as f64 * 1e6 / self.took.get() as f64
     }
 }
 
@@ -143,14 +144,14 @@ struct Receiver {
     recent: VecDeque<u64>,
     unacked: u64,
     delayed: u64,
-    echo: u64,
+    echo: Time,
     ece: bool,
     useless: u64,
 }
 
 impl Receiver {
     /// Processes a segment. Returns the range that was already received.
-    fn take(&mut self, range: (u64, u64), sent: u64) -> Option<(u64, u64)> {
+    fn take(&mut self, range: (u64, u64), sent: Time) -> Option<(u64, u64)> {
         let (from, to) = range;
         let inside = self.held.range(..=from).next_back().is_some_and(|(_, &end)| end >= to);
         if to <= self.next || inside {
@@ -202,18 +203,18 @@ pub(super) struct Transfer {
     peer: Peer,
     random: SplitMix,
     receiver: Receiver,
-    events: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    events: BinaryHeap<Reverse<(Time, u64, Event)>>,
     number: u64,
-    now: u64,
+    now: Time,
     /// The time at which the link's queue is empty. Transfers may share it.
-    busy: Rc<Cell<u64>>,
+    busy: Rc<Cell<Time>>,
     bytes: u64,
     written: u64,
     report: Report,
     /// Numbers of the segments to drop, from 1.
     pub(super) victims: Vec<u64>,
     /// All segments sent in this period are lost, or with `pause`, delayed until its end.
-    pub(super) outage: Range<u64>,
+    pub(super) outage: Range<Time>,
     pub(super) pause: bool,
     sent: u64,
 }
@@ -221,7 +222,7 @@ pub(super) struct Transfer {
 impl Transfer {
     pub(super) fn new(link: Link, peer: Peer, bytes: u64) -> Self {
         let mut sender = Recovery::new(peer.mss, peer.algorithm, peer.sack, peer.timestamps);
-        sender.first_rtt(1_000_000, 2 * link.delay);
+        sender.first_rtt(Time::from_secs(1), 2 * link.delay);
         sender.set_max_pacing_rate(peer.pacing);
         Self {
             sender,
@@ -231,19 +232,19 @@ impl Transfer {
             receiver: Receiver::default(),
             events: BinaryHeap::new(),
             number: 0,
-            now: 1_000_000,
+            now: Time::from_secs(1),
             busy: Rc::default(),
             bytes,
-            written: if peer.writes.1 == 0 { bytes } else { 0 },
+            written: if peer.writes.1 == Micros::ZERO { bytes } else { 0 },
             report: Report::default(),
             victims: Vec::new(),
-            outage: 0..0,
+            outage: Time::ZERO..Time::ZERO,
             pause: false,
             sent: 0,
         }
     }
 
-    fn at(&mut self, time: u64, event: Event) {
+    fn at(&mut self, time: Time, event: Event) {
         self.number += 1;
         self.events.push(Reverse((time, self.number, event)));
     }
@@ -253,9 +254,9 @@ impl Transfer {
         self.busy = Rc::clone(&other.busy);
     }
 
-    pub(super) fn begin(&mut self, at: u64) {
+    pub(super) fn begin(&mut self, at: Time) {
         self.now = at;
-        if self.peer.writes.1 > 0 {
+        if self.peer.writes.1 > Micros::ZERO {
             self.at(at, Event::Write);
         }
         self.send();
@@ -268,14 +269,14 @@ impl Transfer {
     }
 
     /// Changes the one-way delay of the path.
-    pub(super) fn set_delay(&mut self, delay: u64) {
+    pub(super) fn set_delay(&mut self, delay: Micros) {
         self.link.delay = delay;
     }
 
     /// Returns the time of the next step.
-    pub(super) fn next(&self) -> u64 {
+    pub(super) fn next(&self) -> Time {
         let event = self.events.peek().map(|Reverse((time, ..))| *time);
-        event.into_iter().chain(self.sender.deadline()).min().unwrap_or(u64::MAX)
+        event.into_iter().chain(self.sender.deadline()).min().unwrap_or(Time::NEVER)
     }
 
     pub(super) fn step(&mut self) {
@@ -291,7 +292,7 @@ impl Transfer {
                 self.now = self.now.max(time);
                 self.handle(event);
             }
-            _ => panic!("stalled at {}: {:?}", self.now, self.sender),
+            _ => panic!("stalled at {:?}: {:?}", self.now, self.sender),
         }
         self.check();
     }
@@ -382,7 +383,8 @@ impl Transfer {
             }
             Event::Segment { range, sent, marked } => self.receive(range, sent, marked),
             Event::Answer { una, sacks, dsack, echo, ece } => {
-                let rtt_sample = (echo > 0).then(|| (self.now / 1000 - echo / 1000) * 1000);
+                let rtt_sample =
+                    (echo > Time::ZERO).then(|| Micros::from_millis(self.now.as_millis() - echo.as_millis()));
                 let ack = Ack { una, sacks: &sacks, dsack, rtt_sample, ece, ..Ack::default() };
                 self.sender.ack(self.now, &ack);
                 self.send();
@@ -418,8 +420,8 @@ impl Transfer {
 
     fn transmit_segment(&mut self, range: (u64, u64)) {
         self.sent += 1;
-        let waiting = self.busy.get().saturating_sub(self.now) * self.link.rate / 1_000_000;
-        if self.now > 2_000_000 {
+        let waiting = self.busy.get().saturating_since(self.now).get() * self.link.rate / 1_000_000;
+        if self.now > Time::from_secs(2) {
             self.report.most_queued = self.report.most_queued.max(waiting);
         }
         let out = self.outage.contains(&self.now);
@@ -432,15 +434,19 @@ impl Transfer {
         if out {
             self.busy.set(self.busy.get().max(self.outage.end));
         }
-        let took = (range.1 - range.0 + 52) * 1_000_000 / self.link.rate;
+        let took = Micros::new((range.1 - range.0 + 52) * 1_000_000 / self.link.rate);
         self.busy.set(self.busy.get().max(self.now) + took);
-        let late = if self.random.happens(self.link.reorder) { self.random.below(self.link.late) } else { 0 };
+        let late = if self.random.happens(self.link.reorder) {
+            self.link.late.random(&mut self.random)
+        } else {
+            Micros::ZERO
+        };
         let marked = self.link.marks && waiting > self.link.queue / 2;
         let at = self.busy.get() + self.link.delay + late;
         self.at(at, Event::Segment { range, sent: self.now, marked });
     }
 
-    fn receive(&mut self, range: (u64, u64), sent: u64, marked: bool) {
+    fn receive(&mut self, range: (u64, u64), sent: Time, marked: bool) {
         self.receiver.ece |= marked;
         if self.sender.cwr_due() {
             // The segment with CWR would have arrived half a round trip later.
@@ -456,7 +462,7 @@ impl Transfer {
         }
         self.receiver.delayed += 1;
         let number = self.receiver.delayed;
-        self.at(self.now + 40_000, Event::Delayed { number });
+        self.at(self.now + Micros::from_millis(40), Event::Delayed { number });
     }
 
     fn answer(&mut self, dsack: Option<(u64, u64)>) {
@@ -468,7 +474,7 @@ impl Transfer {
             true => (self.receiver.blocks(), dsack),
             false => (Vec::new(), None),
         };
-        let echo = if self.peer.timestamps { self.receiver.echo } else { 0 };
+        let echo = if self.peer.timestamps { self.receiver.echo } else { Time::ZERO };
         let (una, ece) = (self.receiver.next, self.receiver.ece);
         self.at(self.now + self.link.delay, Event::Answer { una, sacks, dsack, echo, ece });
     }

@@ -1,6 +1,7 @@
 //! Arbitrary ACKs cause no panics and keep the counts consistent.
 
 use offcore_stats::random::SplitMix;
+use offcore_stats::time::{Micros, Time};
 use proptest::prelude::*;
 
 use super::super::*;
@@ -51,7 +52,7 @@ fn step() -> impl Strategy<Value = Step> {
 /// A sender, and the ranges that it has planned.
 struct Driver {
     sender: Recovery,
-    now: u64,
+    now: Time,
     given: Vec<Range<u64>>,
     acked: u64,
     /// SACKed data counted as dropped by the receiver, so its earlier plans may be repeated.
@@ -93,7 +94,7 @@ impl Driver {
                     una: to,
                     sacks: &sacks,
                     dsack,
-                    rtt_sample: rtt,
+                    rtt_sample: rtt.map(Micros::new),
                     ece: flags & 0x0c == 0,
                     window_changed: flags & 0x30 == 0,
                     has_data: flags & 0xc0 == 0,
@@ -104,7 +105,7 @@ impl Driver {
                 self.acked += acked.newly_acked;
             }
             Step::Timer(time) => {
-                self.now += time;
+                self.now += Micros::new(time);
                 let head = self.sender.runs.head().is_some_and(runs::Run::sacked);
                 let action = self.sender.timer(self.now);
                 self.reneged |= head && action == TimerAction::Retransmit;
@@ -152,7 +153,7 @@ proptest! {
         let algorithm = [Algorithm::Cubic, Algorithm::NewReno, Algorithm::Bbr][algorithm];
         let mut sender = Recovery::new(mss, algorithm, sack, timestamps);
         sender.set_max_pacing_rate(rate);
-        let mut driver = Driver { sender, now: 1, given: Vec::new(), acked: 0, reneged: false };
+        let mut driver = Driver { sender, now: Time::from_micros(1), given: Vec::new(), acked: 0, reneged: false };
         for step in steps {
             driver.step(step);
         }
@@ -168,7 +169,7 @@ fn clock_jumps_do_not_panic() {
             sender.set_algorithm(Algorithm::Bbr);
         }
         // A clock that jumps is the caller's mistake and must not cause a panic.
-        let now = random.next() >> (random.below(63) + 1);
+        let now = Time::from_micros(random.next() >> (random.below(63) + 1));
         sender.lacks_data();
         sender.plan_new(now, random.below(3000));
         let (from, to) = (sender.published_to(), sender.planned_to());
@@ -179,6 +180,9 @@ fn clock_jumps_do_not_panic() {
         }
         let una = sender.una() + random.below(sender.published_to() - sender.una() + 1);
         let sacks = [(una + 1000, una + 2000)];
-        sender.ack(now, &Ack { una, sacks: &sacks, rtt_sample: Some(random.next()), ..Ack::default() });
+        sender.ack(
+            now,
+            &Ack { una, sacks: &sacks, rtt_sample: Some(Micros::new(random.next())), ..Ack::default() },
+        );
     }
 }

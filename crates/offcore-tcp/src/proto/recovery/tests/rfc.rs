@@ -1,23 +1,25 @@
 //! Tests of statements in the RFCs about losses. Segments have 1000 bytes and are numbered from 0.
 
+use offcore_stats::time::{Micros, Time};
+
 use super::super::*;
 
 const MSS: u64 = 1000;
-const MS: u64 = 1000;
-const RTT: u64 = 100 * MS;
+const MS: Micros = Micros::from_millis(1);
+const RTT: Micros = Micros::from_millis(100);
 
 /// A sender and its clock.
 struct Scene {
     sender: Recovery,
-    now: u64,
+    now: Time,
 }
 
 impl Scene {
     /// Creates a sender with a round-trip time of 100 ms and without timestamps.
     fn new(sack: bool) -> Self {
         let mut sender = Recovery::new(MSS as u32, Algorithm::NewReno, sack, false);
-        sender.first_rtt(1, RTT);
-        Self { sender, now: 1_000_000 }
+        sender.first_rtt(Time::from_micros(1), RTT);
+        Self { sender, now: Time::from_secs(1) }
     }
 
     /// Sends this many segments of new data, regardless of windows.
@@ -61,7 +63,7 @@ impl Scene {
         self.sender.ack(self.now, &Ack { una: una * MSS, dsack, ..Ack::default() })
     }
 
-    fn wait(&mut self, time: u64) {
+    fn wait(&mut self, time: Micros) {
         self.now += time;
     }
 
@@ -177,7 +179,7 @@ fn rto_timer_starts_when_published() {
     assert_eq!(scene.sender.rtt.at, scene.now + scene.sender.rto());
     // A retransmission that is still being copied does not time out again.
     scene.now = scene.sender.rtt.at;
-    scene.sender.probe.at = NEVER;
+    scene.sender.probe.at = Time::NEVER;
     assert_eq!(scene.sender.timer(scene.now), TimerAction::Retransmit);
     let range = scene.sender.next_lost(MSS as u32).unwrap();
     assert_eq!((scene.expire(), scene.sender.backoffs()), (TimerAction::None, 1));
@@ -239,7 +241,7 @@ fn dsack_widens_reordering_window() {
     scene.ack(2, &[]);
     scene.dsack(2, 0..1);
     scene.dsack(2, 1..2);
-    scene.wait(1);
+    scene.wait(Micros::new(1));
     scene.ack(4, &[]);
     scene.send(2);
     scene.wait(RTT);

@@ -1,5 +1,7 @@
 //! Transfers over many kinds of links. Times are virtual and seeds fixed, so the bounds are deterministic.
 
+use offcore_stats::time::{Micros, Time};
+
 use super::super::Algorithm::{Bbr, Cubic, NewReno};
 use super::super::{Ack, Recovery, TimerAction};
 use super::link::{Link, MB, Peer, Report, Transfer};
@@ -24,7 +26,7 @@ fn run(link: Link, peer: Peer, bytes: u64) -> Report {
 fn pure_delay_retransmits_nothing() {
     for peer in peers() {
         for (burst, copy) in [(1, 0), (44, 0), (1, 300), (44, 2000)] {
-            let peer = Peer { burst, copy, window: 200_000, ..peer };
+            let peer = Peer { burst, copy: Micros::new(copy), window: 200_000, ..peer };
             let report = run(Link { queue: MB, ..Link::default() }, peer, 4 * MB);
             let stats = report.stats;
             assert_eq!((report.useless, report.dropped), (0, 0), "{peer:?} {report:?}");
@@ -68,7 +70,8 @@ fn heavy_loss_is_recovered() {
     for peer in peers() {
         for seed in 0..8 {
             let link = Link { loss: 0.05, ack_loss: 0.05, seed, ..Link::default() };
-            let report = run(link, Peer { burst: 1 + seed * 5, copy: seed * 100, ..peer }, MB / 2);
+            let report =
+                run(link, Peer { burst: 1 + seed * 5, copy: Micros::new(seed * 100), ..peer }, MB / 2);
             let resent = report.stats.fast + report.stats.timeout + report.stats.probes;
             let useless = if peer.algorithm == Bbr && !peer.sack { 400 } else { 200 };
             assert!(u64::from(resent) + 60 < 2 * report.dropped + useless, "{peer:?} {report:?}");
@@ -84,7 +87,7 @@ fn combined_impairments_are_recovered() {
                 loss: 0.02,
                 ack_loss: 0.1,
                 reorder: 0.1,
-                late: 30_000,
+                late: Micros::from_millis(30),
                 duplicate: 0.02,
                 marks: seed % 2 == 0,
                 seed,
@@ -101,7 +104,7 @@ fn combined_impairments_are_recovered() {
 fn rack_adapts_to_reordering() {
     for algorithm in [NewReno, Cubic] {
         let peer = Peer { algorithm, window: 200_000, ..Peer::default() };
-        let link = Link { reorder: 0.02, late: 4000, queue: MB, ..Link::default() };
+        let link = Link { reorder: 0.02, late: Micros::from_millis(4), queue: MB, ..Link::default() };
         let bytes = 20 * MB;
         let report = run(link, peer, bytes);
         assert!(report.stats.reordered > 20, "{report:?}");
@@ -128,7 +131,7 @@ fn tlp_repairs_lost_tail() {
     transfer.victims = vec![9, 10];
     let report = transfer.run();
     assert_eq!((report.stats.probes, report.stats.timeouts), (1, 0), "{report:?}");
-    assert!(report.took < 150_000, "{report:?}");
+    assert!(report.took < Micros::from_millis(150), "{report:?}");
     let peer = Peer { sack: false, ..Peer::default() };
     let mut transfer = Transfer::new(Link::default(), peer, 10 * 1448);
     transfer.victims = vec![9, 10];
@@ -149,7 +152,7 @@ fn lost_retransmission_needs_no_timeout() {
         transfer.victims = vec![20, repeat];
         let report = transfer.run();
         assert_eq!(report.stats.timeouts, 0, "{report:?}");
-        found |= report.stats.fast == 2 && report.took > once.took + 5000;
+        found |= report.stats.fast == 2 && report.took > once.took + Micros::from_millis(5);
     }
     assert!(found);
 }
@@ -158,10 +161,10 @@ fn lost_retransmission_needs_no_timeout() {
 fn transfer_survives_outage() {
     for peer in peers() {
         let mut transfer = Transfer::new(Link::default(), peer, 4 * MB);
-        transfer.outage = 1_100_000..4_000_000;
+        transfer.outage = Time::from_millis(1100)..Time::from_secs(4);
         let report = transfer.run();
         assert!(report.stats.timeouts >= 3, "{report:?}");
-        assert!(report.took < 10_000_000, "{peer:?} {report:?}");
+        assert!(report.took < Micros::from_secs(10), "{peer:?} {report:?}");
     }
 }
 
@@ -171,12 +174,12 @@ fn path_pause_is_detected_as_spurious() {
     for peer in peers().filter(|peer| peer.timestamps || peer.sack) {
         let peer = Peer { window: 200_000, ..peer };
         let mut transfer = Transfer::new(Link { queue: MB, ..Link::default() }, peer, 8 * MB);
-        transfer.outage = 1_300_000..2_300_000;
+        transfer.outage = Time::from_millis(1300)..Time::from_millis(2300);
         transfer.pause = true;
         let report = transfer.run();
         assert_eq!(report.dropped, 0);
         assert!(report.stats.timeouts >= 1 && report.stats.spurious >= 1, "{peer:?} {report:?}");
-        assert!(report.took < 2_600_000, "{peer:?} {report:?}");
+        assert!(report.took < Micros::from_millis(2600), "{peer:?} {report:?}");
     }
 }
 
@@ -185,14 +188,14 @@ fn path_pause_is_detected_as_spurious() {
 #[test]
 fn spurious_probes_become_rare() {
     let mut sender = Recovery::new(1000, Cubic, true, true);
-    sender.first_rtt(1, 100);
-    let (mut now, mut probes) = (1000, 0);
+    sender.first_rtt(Time::from_micros(1), Micros::new(100));
+    let (mut now, mut probes) = (Time::from_millis(1), 0);
     for _ in 0..50 {
         let from = sender.planned_to();
         sender.plan_new(now, 3000);
         sender.published(now, from..from + 3000, false);
         let mut answer = Ack { una: from + 3000, ..Ack::default() };
-        now += 20_000;
+        now += Micros::from_millis(20);
         while let Some(due) = sender.deadline().filter(|due| *due < now) {
             if sender.timer(due) == TimerAction::Probe
                 && let Some(range) = sender.next_probe()
@@ -200,12 +203,12 @@ fn spurious_probes_become_rare() {
                 answer.dsack = Some((range.start, range.end));
                 sender.published(due, range, true);
                 probes += 1;
-                now = due + 100;
+                now = due + Micros::new(100);
             }
         }
         sender.ack(now, &answer);
         assert_eq!(sender.una(), from + 3000);
-        now += 1000;
+        now += Micros::from_millis(1);
     }
     assert!((1..=3).contains(&probes), "{probes}");
 }
@@ -227,7 +230,8 @@ fn hystart_ends_slow_start_early() {
 // RFC 9406, section 4.3: with constant round-trip times, slow start is as fast as without HyStart++.
 #[test]
 fn constant_rtt_keeps_slow_start() {
-    let link = Link { rate: 1_250_000_000, delay: 50_000, queue: 64 * MB, ..Link::default() };
+    let link =
+        Link { rate: 1_250_000_000, delay: Micros::from_millis(50), queue: 64 * MB, ..Link::default() };
     let took = |algorithm| {
         let peer = Peer { algorithm, window: 16 * MB, ..Peer::default() };
         run(link, peer, 64 * MB).took
