@@ -4,11 +4,10 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use clap::{Args, CommandFactory};
+use clap::{Args, Command};
 use clap_complete::Shell;
 use sd_notify::NotifyState;
 
-use crate::cli::Cli;
 use crate::failure::Failure;
 
 /// The connection to the service manager. Without one (NOTIFY_SOCKET), nothing is sent.
@@ -52,9 +51,9 @@ pub(crate) struct CompletionArgs {
 }
 
 /// Prints the completion script of a shell.
-pub(crate) fn completions(args: &CompletionArgs) -> Result<(), Failure> {
+pub(crate) fn completions(args: &CompletionArgs, mut command: Command) -> Result<(), Failure> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "offcore", &mut script);
+    clap_complete::generate(args.shell, &mut command, "offcore", &mut script);
     crate::output::write(&String::from_utf8_lossy(&script))?;
     Ok(())
 }
@@ -67,9 +66,9 @@ pub(crate) struct ManArgs {
 }
 
 /// Writes a man page for each command into a directory.
-pub(crate) fn man(args: &ManArgs) -> Result<(), Failure> {
+pub(crate) fn man(args: &ManArgs, command: Command) -> Result<(), Failure> {
     let directory = args.directory.display();
-    clap_mangen::generate_to(Cli::command(), &args.directory)
+    clap_mangen::generate_to(command, &args.directory)
         .with_context(|| format!("writing man pages to {directory}"))?;
     Ok(())
 }
