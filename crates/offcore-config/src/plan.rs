@@ -13,6 +13,7 @@ use offcore_flow::mirror::{Direction, Mirror};
 use offcore_flow::switch::{EthPeers, Hosting, Run};
 use offcore_flow::{DmaMap, Simulator, SwitchConfig, SwitchError};
 use offcore_port::spec::PortSpec;
+use offcore_port::stats::PortNames;
 use offcore_stats::lcore;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -38,8 +39,6 @@ pub struct Plan {
     pub config: SwitchConfig,
     /// The ports. Targets of mirrors and of `steer` follow the others.
     pub ports: Vec<PortSpec>,
-    /// Names of the ports.
-    pub names: Vec<String>,
     /// The packet buffers.
     pub pool: Pool,
     /// Arguments for DPDK's EAL.
@@ -136,6 +135,8 @@ impl Reading<'_, '_> {
             Section::Switch(switch) => switch.work.map_or(0, |time| time.as_nanos() as u64),
             _ => 0,
         };
+        let (names, ports): (Vec<_>, Vec<_>) = ports.into_iter().map(|port| (port.name, port.spec)).unzip();
+        self.refused_duplicates(&names, &ports);
         let config = SwitchConfig {
             run,
             mirrors,
@@ -143,19 +144,18 @@ impl Reading<'_, '_> {
             dma,
             simulators: channels.simulators(),
             lcores,
+            names: PortNames(names),
             burst,
             work_ns: work,
             rt_priority: process.rt_priority,
             idle: process.idle.unwrap_or_default(),
             max_latency: copies.max_latency,
         };
-        let (names, ports): (Vec<_>, Vec<_>) = ports.into_iter().map(|port| (port.name, port.spec)).unzip();
-        self.refused_duplicates(&names, &ports);
         if let Err(SwitchError::Config { field, text }) = config.check(&ports) {
             let key = Key::from(field);
             self.document.add_about(key.path(), text);
         }
-        Some(Plan { name, system, config, ports, names, pool: process.pool, eal: process.eal })
+        Some(Plan { name, system, config, ports, pool: process.pool, eal: process.eal })
     }
 
     fn version(&mut self) {

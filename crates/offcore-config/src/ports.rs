@@ -9,6 +9,7 @@ use offcore_flow::bridge::stations::StationRule;
 use offcore_flow::bridge::vlan::VlanRule;
 use offcore_flow::switch::HostIface;
 use offcore_port::spec::{ImpairSpec, LineFaults, PortSpec};
+use offcore_port::stats::is_port;
 use offcore_wire::MacAddr;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Error, MapAccess, Visitor};
@@ -333,7 +334,13 @@ fn read_port<'i>(document: &mut Document<'i>, value: Value<'i>, keys: Keys) -> O
     let name = match table.remove("name") {
         Some(name) => {
             let text = document.text_of(&name, "port.name")?;
-            if let Err(error) = check_name(&text) {
+            let reserved = || match is_port(&text) {
+                true => Ok(()),
+                false => Err(format!(
+                    "name '{text}' is that of a ring, mirror or pipeline of the switch: choose another"
+                )),
+            };
+            if let Err(error) = check_name(&text).and_then(|()| reserved()) {
                 document.add(Some(name.span()), "port.name", error);
             }
             text

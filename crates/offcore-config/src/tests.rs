@@ -36,7 +36,7 @@ fn example(name: &str) -> String {
 fn vhost_example_describes_a_bridge() {
     let plan = parse(&example("vhost.toml"), "vhost.toml").unwrap_or_else(|problems| panic!("{problems}"));
     assert_eq!(
-        (plan.name.as_str(), &plan.names[..]),
+        (plan.name.as_str(), &plan.config.names.0[..]),
         ("vhost", &["web1", "uplink", "monitor"].map(String::from)[..])
     );
     let Run::Bridge(bridge) = &plan.config.run else { panic!("{:?}", plan.config.run) };
@@ -188,6 +188,7 @@ fn contradictions_name_keys_and_lines() {
             format!("[switch]\n{}", ports("").replace("\"b\"", "\"b/c\"")),
             "name 'b/c': expected 1 to 31 letters",
         ),
+        (format!("[switch]\n{}", ports("").replace("\"b\"", "\"ring0\"")), "name 'ring0' is that of a ring"),
         (format!("[tcp]\nallow = [\"root\"]\n{}", host("")), "add tcp.serve"),
         (format!("[tcp]\nservice = \"echo\"\nserve = \"/s\"\n{}", host("")), "cannot be used together"),
         (format!("[tcp]\n{}", host("gateway = \"10.1.0.1\"")), "expected a gateway in the network"),

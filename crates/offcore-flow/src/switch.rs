@@ -16,6 +16,7 @@ use std::sync::Arc;
 use offcore_dma::mover::MAX_CHANNELS_PER_QUEUE;
 use offcore_dma::{Binding, ChannelId, Mode, Mover};
 use offcore_mem::Pool;
+use offcore_port::stats::PortNames;
 use offcore_port::vhost::OneCopy;
 use offcore_port::{Port, RxQueue, TxQueue};
 use offcore_stats::page::{Block, Reader, StatsPage};
@@ -58,6 +59,7 @@ pub struct Running {
     /// The MTUs of a host's interfaces.
     mtus: Vec<HostMtu>,
     notes: Vec<String>,
+    names: PortNames,
     host_state: Arc<HostState>,
     /// Devices that process packets.
     devices: Devices,
@@ -254,6 +256,7 @@ pub fn start_with(
         bridging,
         mtus,
         notes,
+        names: config.names.clone(),
         host_state,
         devices,
         profiling: false,
@@ -281,7 +284,7 @@ impl Assembly<'_> {
             mover,
             cache: pool.cache(),
             clock: StageClock::new(stages),
-            turns: Turns::on(&self.page, lcore, self.ports.len())?,
+            turns: Turns::on(&self.page, lcore, &self.config.names, self.ports.len())?,
             mover_stats: MoverBlocks::on(&self.page, lcore)?,
             channel_stats: Vec::new(),
         };
@@ -394,6 +397,11 @@ fn shared_lcores(workers: &[usize], helpers: &[usize]) -> Vec<String> {
 }
 
 impl Running {
+    /// Returns the names of the ports.
+    pub fn names(&self) -> &PortNames {
+        &self.names
+    }
+
     /// Returns notes for the user about the setup.
     pub fn notes(&self) -> &[String] {
         &self.notes
@@ -416,7 +424,8 @@ impl Running {
     /// # Errors
     /// If the page cannot be mapped.
     pub fn reporter(&self) -> Result<Reporter, SwitchError> {
-        Ok(Reporter::new(Reader::open(self.page.fd())?, Arc::clone(&self.host_state)))
+        let reader = Reader::open(self.page.fd())?;
+        Ok(Reporter::new(reader, self.names.clone(), Arc::clone(&self.host_state)))
     }
 
     /// Tells profilers that the run begins, if profiling is enabled.

@@ -282,7 +282,12 @@ mod tests {
         let simulators: Vec<_> =
             config.simulators.iter().map(|device| (device.number, &device.text)).collect();
         let simulators = format!("{simulators:?}");
-        let rest = SwitchConfig { dma: Default::default(), simulators: Vec::new(), ..config.clone() };
+        let rest = SwitchConfig {
+            dma: Default::default(),
+            simulators: Vec::new(),
+            names: Default::default(),
+            ..config.clone()
+        };
         format!("{rest:#?} {simulators} {channels:#?}")
     }
 

@@ -17,6 +17,7 @@ use offcore_flow::switch::{Devices, HostIface, Run, start_with};
 use offcore_flow::{Running, SwitchConfig, SwitchError, check_lcores};
 use offcore_port::Port;
 use offcore_port::spec::PortSpec;
+use offcore_port::stats::PortNames;
 use offcore_stats::lcore;
 use offcore_stats::pace::Pace;
 use rustix::process::{Pid, getppid};
@@ -97,7 +98,7 @@ pub(crate) fn run_switch(config: &SwitchConfig, watching: Watching<'_>) -> Resul
         Run::Host(hosting) => hosting.ifaces.clone(),
         _ => Vec::new(),
     };
-    advice::warn_kernel_addresses(watching.ports, &ifaces);
+    advice::warn_kernel_addresses(watching.ports, &ifaces, &config.names);
     let running = start_with(config, ports, pool, devices)?;
     running.notes().iter().for_each(|note| say(note));
     if config.rt_priority.is_some() && lcore::available().is_ok_and(|all| all.len() <= config.lcores.len()) {
@@ -145,6 +146,7 @@ impl Default for StatusReporter {
 /// Prints changes of ports with a link, and ports that have failed.
 pub(crate) fn report_changes(
     ports: &[Box<dyn Port>],
+    names: &PortNames,
     said: &mut [StatusReporter],
     has_link: impl Fn(usize) -> bool,
 ) {
@@ -152,7 +154,7 @@ pub(crate) fn report_changes(
         if !said.has_failed
             && let Some(why) = port.failure()
         {
-            say(&format!("port{index} {}: {why}", port.name()));
+            say(&format!("{} {}: {why}", names.of(index), port.name()));
             said.has_failed = true;
         }
         if !has_link(index) {
@@ -160,7 +162,7 @@ pub(crate) fn report_changes(
         }
         let status = port.status();
         if status != said.status && said.lines.allows(Instant::now()) {
-            say(&format!("port{index} {}: {status}", port.name()));
+            say(&format!("{} {}: {status}", names.of(index), port.name()));
             said.status = status;
         }
     }
@@ -219,7 +221,10 @@ impl Watch<'_> {
             self.running.tend();
             notifier.alive(now);
             self.last.look()?;
-            report_changes(self.running.ports(), &mut self.statuses, |port| self.observed.has_link(port));
+            let names = self.running.names();
+            report_changes(self.running.ports(), names, &mut self.statuses, |port| {
+                self.observed.has_link(port)
+            });
             self.advice.look(now)?;
             self.report_missing_addresses(now)?;
             if self.interrupted.load(Ordering::Relaxed) {
@@ -298,7 +303,7 @@ impl Watch<'_> {
 
     /// Writes a report to stdout. Returns `false` if the reader has closed it.
     fn print(&self, report: &Report, ended: Option<(StoppedBy, usize)>) -> anyhow::Result<bool> {
-        let ports = self.observed.lines(self.running.ports());
+        let ports = self.observed.lines(self.running.ports(), self.running.names());
         let mut line = Line::interval(report, &ports);
         if let Some((stopped_by, unfinished)) = ended {
             (line.stopped_by, line.unfinished) = (Some(stopped_by), Some(unfinished));

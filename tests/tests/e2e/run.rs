@@ -61,6 +61,18 @@ impl Place {
     }
 }
 
+/// Returns the packets of a port in a report.
+fn packets(report: &Report, port: &str, half: &str) -> u64 {
+    let queues = report.0["queues"].as_array().unwrap();
+    let of = queues.iter().filter(|queue| queue["port"] == port && queue["half"] == half);
+    of.map(|queue| queue["packets"].as_u64().unwrap()).sum()
+}
+
+/// Waits until a port has sent packets.
+fn wait_for_sent(offcore: &mut Offcore, port: &str, at_least: u64) {
+    switch::wait_for(offcore, "sent packets", at_least, |report| packets(report, port, "tx"));
+}
+
 const NEEDS: [Need; 3] = [Need::Root, Need::Tun, Need::Ip];
 
 #[test]
@@ -95,10 +107,15 @@ fn vhost_example_switches_and_mirrors() {
         "1",
     ]);
     assert!(guest.unwrap().wait().unwrap().status.success());
-    switch::wait_for_packets(&mut offcore, 1, "tx", 1);
+    wait_for_sent(&mut offcore, "uplink", 1);
     let report = switch::stop_with_log(offcore).0;
-    assert!(report.packets(0, "rx") > 0 && report.packets(2, "tx") > 0, "{report}");
+    assert!(packets(&report, "web1", "rx") > 0 && packets(&report, "monitor", "tx") > 0, "{report}");
     let bridge = report.0["bridge"]["ports"].as_array().unwrap();
+    assert_eq!(
+        (&bridge[0]["port"], &report.0["ports"][0]["port"]),
+        (&"web1".into(), &"web1".into()),
+        "{report}"
+    );
     assert_eq!((&bridge[0]["refused"], &bridge[0]["learned"]), (&0.into(), &0.into()), "{report}");
     assert!(report.sum("channels", "completed") + report.sum("workers", "core_copies") > 0, "{report}");
     assert!(
@@ -122,7 +139,7 @@ fn copy_example_returns_packets() {
     // The interface may not be up yet for the first packets, which are not sent then.
     let sent = counted["sent"].as_u64().unwrap();
     assert!(sent > 0 && counted["received"] == sent && counted["lost"] == 0, "{counted}");
-    switch::wait_for_packets(&mut offcore, 0, "tx", sent);
+    wait_for_sent(&mut offcore, "a", sent);
     let report = switch::stop(offcore);
     assert!(report.sum("channels", "completed") > 0, "the helper copies: {report}");
 }
@@ -184,7 +201,7 @@ fn epping_example_streams() {
         std::io::Read::read_exact(&mut stream, &mut bytes).unwrap();
         std::thread::spawn(move || std::io::copy(&mut stream, &mut std::io::sink()));
     });
-    switch::wait_for_packets(&mut offcore, 0, "tx", 500);
+    wait_for_sent(&mut offcore, "net0", 500);
     let finished = offcore.stop().unwrap();
     let summary = finished.lines.last().and_then(|line| line.json.clone()).unwrap();
     assert!(summary["chunks"].as_u64() >= Some(3), "{summary}");

@@ -7,7 +7,7 @@ use std::time::Duration;
 use offcore_dma::channel::ChannelStats;
 use offcore_dma::mover::{MoverStats, Reason, Way};
 use offcore_port::DropReason;
-use offcore_port::stats::{PortName, QueueCounts, RX, TX};
+use offcore_port::stats::{PortNames, QueueCounts, RX, TX};
 use offcore_stats::page::Snapshot;
 use offcore_stats::stage::{Group, STAGES};
 use offcore_stats::{Family, Label, Stage};
@@ -32,6 +32,7 @@ pub(super) struct Seen<'a> {
     pub(super) previous: Option<&'a Snapshot>,
     /// The time since then.
     pub(super) elapsed: Duration,
+    pub(super) names: &'a PortNames,
 }
 
 /// Adds a block to a report; `None` if the report cannot show it, because it lacks a label or was never used.
@@ -218,7 +219,7 @@ fn turns(report: &mut Report, seen: &Seen<'_>) -> Option<()> {
 /// Adds the turns of a port, if it had packets while turns were measured.
 fn port_turns(report: &mut Report, seen: &Seen<'_>) -> Option<()> {
     let tsc_hz = report.tsc_hz as f64;
-    let PortName(port) = seen.parse(Label::Port)?;
+    let port = seen.names.number(seen.label(Label::Port)?)?;
     let PortTurnCounts { used_ticks, active_ticks, waited, stalled_ticks } =
         PortTurnCounts::decode(seen.block);
     let [used, active, stalled] =

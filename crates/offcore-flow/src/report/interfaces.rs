@@ -39,9 +39,9 @@ pub struct AddressReport {
 }
 
 impl IfaceReport {
-    pub(super) fn new(number: usize, info: &IfaceInfo) -> Self {
+    pub(super) fn new(port: String, info: &IfaceInfo) -> Self {
         Self {
-            port: format!("port{number}"),
+            port,
             mtu: info.mtu,
             addresses: info.addresses.iter().map(AddressReport::from).collect(),
             gateways: info.gateways.clone(),

@@ -3,6 +3,7 @@
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
+use offcore_port::stats::PortNames;
 use offcore_stats::page::{PageError, Reader, Snapshot};
 use offcore_stats::tsc;
 
@@ -20,14 +21,15 @@ pub struct Reporter {
     /// Number of packets, and the time of the check that saw it change.
     moved: (u64, Instant),
     last: Option<(Instant, Vec<Snapshot>)>,
+    names: PortNames,
     host: Arc<HostState>,
 }
 
 impl Reporter {
-    /// Creates a reporter for `reader`'s page and a host's state.
-    pub fn new(reader: Reader, host: Arc<HostState>) -> Self {
+    /// Creates a reporter for `reader`'s page, whose ports have these names, and a host's state.
+    pub fn new(reader: Reader, names: PortNames, host: Arc<HostState>) -> Self {
         let started = Instant::now();
-        Self { reader, started, quiet: started, moved: (0, started), last: None, host }
+        Self { reader, started, quiet: started, moved: (0, started), last: None, names, host }
     }
 
     /// Checks whether packets arrive or leave. Call it regularly: the rates of a first report cover the time in which
@@ -69,11 +71,12 @@ impl Reporter {
         };
         for block in &snapshot {
             let previous = before.iter().find(|other| other.is_same(block));
-            decode::add(&mut report, &Seen { block, previous, elapsed });
+            decode::add(&mut report, &Seen { block, previous, elapsed, names: &self.names });
         }
         let interfaces = self.host.interfaces.lock().unwrap_or_else(PoisonError::into_inner);
         let interfaces = interfaces.iter().enumerate();
-        report.interfaces = interfaces.map(|(number, info)| IfaceReport::new(number, info)).collect();
+        report.interfaces =
+            interfaces.map(|(number, info)| IfaceReport::new(self.names.of(number), info)).collect();
         report.connections = self.host.connections.as_ref().map(|workers| {
             let mut all = Vec::new();
             for connections in workers {

@@ -17,7 +17,7 @@ use crate::worker::stats::{AUTO, CHANNEL, ClassCounts, MOVER};
 use crate::worker::turns::{PORT_TURNS, PortTurnCounts};
 
 fn reporter(page: &StatsPage) -> Reporter {
-    Reporter::new(Reader::open(page.fd()).unwrap(), Arc::new(HostState::new(1, false)))
+    Reporter::new(Reader::open(page.fd()).unwrap(), PortNames::default(), Arc::new(HostState::new(1, false)))
 }
 
 /// Creates a block with these first values.

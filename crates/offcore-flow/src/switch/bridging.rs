@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use offcore_port::Port;
-use offcore_port::stats::PortName;
+use offcore_port::stats::PortNames;
 use offcore_stats::page::{Block, PageError, StatsPage};
 use offcore_stats::{Label, tsc};
 
@@ -76,8 +76,13 @@ pub(super) struct Bridging {
 }
 
 impl Bridging {
-    fn new(config: &BridgeConfig, ports: usize, page: &StatsPage) -> Result<Self, PageError> {
-        let aged = |port| page.block(&BRIDGE_AGED, &[(Label::Port, &PortName(port))]);
+    fn new(
+        config: &BridgeConfig,
+        ports: usize,
+        names: &PortNames,
+        page: &StatsPage,
+    ) -> Result<Self, PageError> {
+        let aged = |port| page.block(&BRIDGE_AGED, &[(Label::Port, &names.of(port))]);
         let ageing = config.ageing;
         Ok(Self {
             shared: Arc::new(Shared::new(config, ports, tsc::hz())),
@@ -114,7 +119,7 @@ impl Assembly<'_> {
         routes: &[Route],
         count: usize,
     ) -> Result<Bridging, SwitchError> {
-        let bridging = Bridging::new(config, count, &self.page)?;
+        let bridging = Bridging::new(config, count, &self.config.names, &self.page)?;
         for worker in 0..self.config.lcores.len() {
             let lcore = self.config.lcores[worker];
             let mut inputs = Vec::new();
@@ -125,7 +130,8 @@ impl Assembly<'_> {
                 outputs[port].push(self.open_tx(worker, port, queue)?);
             }
             let block = |port| {
-                let labels: [(_, &dyn Display); 2] = [(Label::Port, &PortName(port)), (Label::Lcore, &lcore)];
+                let name = self.config.names.of(port);
+                let labels: [(_, &dyn Display); 2] = [(Label::Port, &name), (Label::Lcore, &lcore)];
                 self.page.block(&BRIDGE_PORT, &labels)
             };
             let counters = (0..count).map(block).collect::<Result<_, _>>()?;

@@ -11,6 +11,7 @@ use offcore_gpu::patterns::Patterns;
 use offcore_mem::Hugepages;
 use offcore_port::Port;
 use offcore_port::spec::PortSpec;
+use offcore_port::stats::PortNames;
 use offcore_tcp::proto::{Algorithm, Prefix, Route as IpRoute};
 use offcore_wire::MacAddr;
 
@@ -40,6 +41,8 @@ pub struct SwitchConfig {
     /// Simulated devices that channels may name.
     pub simulators: Vec<Simulator>,
     pub lcores: Vec<usize>,
+    /// Names of the ports in statistics and messages.
+    pub names: PortNames,
     /// Maximum packets per queue and round, 1 to 64.
     pub burst: usize,
     /// Application work per packet in nanoseconds.
@@ -60,6 +63,7 @@ impl Default for SwitchConfig {
             dma: DmaMap::default(),
             simulators: Vec::new(),
             lcores: vec![0],
+            names: PortNames::default(),
             burst: 32,
             work_ns: 0,
             rt_priority: None,

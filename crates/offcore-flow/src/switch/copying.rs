@@ -60,7 +60,7 @@ impl Assembly<'_> {
             self.forward(worker, rx_port, Box::new(rx), tx, addresses);
             return Ok(());
         }
-        let name = format!("ring{rx_port}");
+        let name = self.config.names.ring_of(rx_port);
         let (to, from) = ring(RingSetup {
             packets: copying.ring_size,
             pool: self.pool,
@@ -86,7 +86,7 @@ impl Assembly<'_> {
     ) -> Result<CopyRx, SwitchError> {
         let binding = self.binding(worker, port, QueueHalf::Rx, queue)?;
         let mover = &mut self.workers[worker].0.mover;
-        let name = format!("port{port}");
+        let name = self.config.names.of(port);
         let setup = QueueSetup { mover, stats: &self.page, binding: Binding::core(), port: &name };
         let inner = self.ports[port].rx_queue(queue, setup)?;
         let inner = self.mirrored_rx(port, inner)?;

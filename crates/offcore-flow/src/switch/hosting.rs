@@ -207,7 +207,7 @@ impl Assembly<'_> {
     fn host_port(&mut self, port: usize) -> Result<Vec<HostPort>, SwitchError> {
         let workers = self.config.lcores.len();
         let queues = usize::from(self.ports[port].queues());
-        let name = format!("port{port}");
+        let name = self.config.names.of(port);
         let mut senders = self.senders(port, queues.min(workers))?;
         self.mesh(port, &mut senders)?;
         let mut parts = Vec::new();
@@ -228,7 +228,7 @@ impl Assembly<'_> {
     /// Returns each worker's sender for a port: a queue, while queues are left, otherwise a ring to a worker with a
     /// queue.
     fn senders(&mut self, port: usize, queues: usize) -> Result<Vec<Sender>, SwitchError> {
-        let name = format!("port{port}");
+        let name = self.config.names.of(port);
         let mut senders: Vec<Sender> = Vec::new();
         for worker in 0..self.config.lcores.len() {
             if worker < queues {
@@ -239,7 +239,7 @@ impl Assembly<'_> {
                 takes.set(tx.accepts());
                 senders.push(Sender { tx, takes, rings: Rings::default() });
             } else {
-                let name = format!("lcore{}>port{port}", self.config.lcores[worker]);
+                let name = format!("lcore{}>{}", self.config.lcores[worker], self.config.names.of(port));
                 let (ring, rx) = self.host_ring(&name, 0)?;
                 let by = &mut senders[worker % queues];
                 by.rings.relayed.push(rx);
@@ -269,7 +269,7 @@ impl Assembly<'_> {
 
     /// Returns the statistics name for packets that a port received for a worker.
     fn ring_name(&self, port: usize, worker: usize) -> String {
-        format!("port{port}>lcore{}", self.config.lcores[worker])
+        format!("{}>lcore{}", self.config.names.of(port), self.config.lcores[worker])
     }
 
     fn host_ring(&self, name: &str, index: u16) -> Result<(RingTx, RingRx), SwitchError> {

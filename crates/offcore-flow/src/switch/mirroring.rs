@@ -55,7 +55,7 @@ impl Assembly<'_> {
         queue: u16,
     ) -> Result<Box<dyn RxQueue>, SwitchError> {
         let binding = self.binding(worker, port, QueueHalf::Rx, queue)?;
-        let name = format!("port{port}");
+        let name = self.config.names.of(port);
         let mover = &mut self.workers[worker].0.mover;
         let setup = QueueSetup { mover, stats: &self.page, binding, port: &name };
         let rx = self.ports[port].rx_queue(queue, setup)?;
@@ -82,7 +82,7 @@ impl Assembly<'_> {
         queue: u16,
     ) -> Result<Box<dyn TxQueue>, SwitchError> {
         let binding = self.binding(worker, port, QueueHalf::Tx, queue)?;
-        let name = format!("port{port}");
+        let name = self.config.names.of(port);
         let mover = &mut self.workers[worker].0.mover;
         let setup = QueueSetup { mover, stats: &self.page, binding, port: &name };
         let mut tx = self.ports[port].tx_queue(queue, setup)?;

@@ -21,7 +21,7 @@ use std::time::Duration;
 use nix::sys::resource::{UsageWho, getrusage};
 use offcore_mem::BURST;
 use offcore_port::Context;
-use offcore_port::stats::PortName;
+use offcore_port::stats::PortNames;
 use offcore_stats::page::{Block, PageError, StatsPage};
 use offcore_stats::{Family, Label, counters, tsc};
 use rustix::time::{ClockId, clock_gettime};
@@ -164,14 +164,15 @@ struct Usage {
 }
 
 impl Turns {
-    /// Creates the turns of the worker on `lcore`, with counters on `page` for the worker and for `ports` ports.
+    /// Creates the turns of the worker on `lcore`, with counters on `page` for the worker and for `ports` ports with
+    /// these names.
     ///
     /// # Errors
     /// [`PageError::Full`] if the page has no room for the counters.
-    pub fn on(page: &StatsPage, lcore: usize, ports: usize) -> Result<Self, PageError> {
+    pub fn on(page: &StatsPage, lcore: usize, names: &PortNames, ports: usize) -> Result<Self, PageError> {
         let stats = page.block(&TURNS, &[(Label::Lcore, &lcore)])?;
         let of_port =
-            |port| page.block(&PORT_TURNS, &[(Label::Lcore, &lcore), (Label::Port, &PortName(port))]);
+            |port| page.block(&PORT_TURNS, &[(Label::Lcore, &lcore), (Label::Port, &names.of(port))]);
         Ok(Self::new(stats, (0..ports).map(of_port).collect::<Result<_, _>>()?))
     }
 

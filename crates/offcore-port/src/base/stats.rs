@@ -1,8 +1,5 @@
 //! Counters of a port's queues: packets received, sent, and dropped, with the reasons.
 
-use std::fmt::{self, Display, Formatter};
-use std::str::FromStr;
-
 use offcore_mem::{Burst, PoolCache};
 use offcore_stats::page::{Block, PageError, StatsPage};
 use offcore_stats::{Family, Label, counters, named};
@@ -42,23 +39,37 @@ counters! {
     }
 }
 
-/// The name of a port with this number in statistics, such as `port0`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PortName(pub usize);
+/// The names of a switch's ports in statistics, by number. Without names, a port is called `portN`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PortNames(pub Vec<String>);
 
-impl Display for PortName {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        write!(f, "port{}", self.0)
+impl PortNames {
+    /// Returns the name of port number `port`.
+    pub fn of(&self, port: usize) -> String {
+        self.0.get(port).map_or_else(|| format!("port{port}"), Clone::clone)
+    }
+
+    /// Returns the number of the port with this name.
+    pub fn number(&self, name: &str) -> Option<usize> {
+        match self.0.is_empty() {
+            true => name.strip_prefix("port")?.parse().ok(),
+            false => self.0.iter().position(|known| known == name),
+        }
+    }
+
+    /// Returns the name of the ring behind the RX queues of port number `port`.
+    pub fn ring_of(&self, port: usize) -> String {
+        self.0.get(port).map_or_else(|| format!("ring{port}"), |name| format!("{name}>ring"))
     }
 }
 
-impl FromStr for PortName {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        let number = name.strip_prefix("port").and_then(|number| number.parse().ok());
-        number.map(Self).ok_or_else(|| format!("port name '{name}': expected portN"))
-    }
+/// Returns whether a name in statistics is that of a port, and not of a ring, a mirror or a pipeline of the switch.
+pub fn is_port(name: &str) -> bool {
+    let numbered = |prefix| {
+        name.strip_prefix(prefix)
+            .is_some_and(|number: &str| number.bytes().all(|digit| digit.is_ascii_digit()))
+    };
+    !name.contains('>') && !["ring", "mirror", "pipeline"].into_iter().any(numbered)
 }
 
 /// The counters of an RX queue.

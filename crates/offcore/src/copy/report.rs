@@ -1,9 +1,10 @@
 //! The reports of `offcore copy` as tables: dpdk-dma's counters, and the distribution of cycles.
 
-use std::collections::BTreeSet;
+use std::borrow::Cow;
 use std::fmt::Write;
 
 use offcore_flow::report::{QueueReport, Report};
+use offcore_port::stats::is_port;
 
 use crate::output::table::columns;
 use crate::switch::report::{Line, channels, costs, heading, traffic};
@@ -30,18 +31,21 @@ struct Packets<'a> {
 }
 
 impl<'a> Packets<'a> {
-    /// Returns the number of a port, or of the ring of its RX queues.
-    fn number(port: &str) -> Option<u32> {
-        port.trim_start_matches(|c: char| !c.is_ascii_digit()).parse().ok()
+    /// Returns the name of a port, also for the ring behind its RX queues.
+    fn port(name: &str) -> Cow<'_, str> {
+        match name.strip_prefix("ring") {
+            Some(number) if !is_port(name) => format!("port{number}").into(),
+            _ => name.strip_suffix(">ring").unwrap_or(name).into(),
+        }
     }
 
-    /// Returns the counters of port `number`, or of all ports.
-    fn of(report: &'a Report, number: Option<u32>) -> Self {
+    /// Returns the counters of a port, or of all ports.
+    fn of(report: &'a Report, port: Option<&str>) -> Self {
         let mut packets = Self::default();
-        let is_it = |port: &str| number.is_none() || Self::number(port) == number;
+        let is_it = |name: &str| port.is_none_or(|port| Self::port(name) == port);
         for queue in report.queues.iter().filter(|queue| is_it(&queue.port)) {
             let drops = queue.drops.iter().map(|(_, packets)| packets).sum::<u64>();
-            if queue.port.starts_with("ring") {
+            if !is_port(&queue.port) {
                 // Packets for which the ring of a port's RX queues had no room.
                 packets.dropped[1] += drops;
                 continue;
@@ -78,17 +82,20 @@ impl<'a> Packets<'a> {
 
 /// Formats the packet counters of all ports, and of each port.
 fn ports(report: &Report) -> String {
-    let names =
-        report.queues.iter().map(|queue| &queue.port).chain(report.copies.iter().map(|copy| &copy.port));
-    let ports: BTreeSet<u32> = names.filter_map(|port| Packets::number(port)).collect();
+    let mut ports: Vec<&str> = Vec::new();
+    for name in report.queues.iter().map(|queue| &*queue.port).filter(|name| is_port(name)) {
+        if !ports.contains(&name) {
+            ports.push(name);
+        }
+    }
     let all = Packets::of(report, None);
     let row = |packets: &Packets<'_>, name| packets.row(name, report.over_seconds);
     let sum = (ports.len() > 1).then(|| row(&all, "all".into()));
-    let each = ports.iter().map(|&number| row(&Packets::of(report, Some(number)), format!("port{number}")));
+    let each = ports.iter().map(|&port| row(&Packets::of(report, Some(port)), port.into()));
     let heads = "<port|received|packets/s|bit/s (L1)|copied|sent|packets/s|bit/s (L1)";
     let mut text = columns(heads, sum.into_iter().chain(each));
-    for &number in &ports {
-        text += &Packets::of(report, Some(number)).drops(&format!("port{number}"));
+    for &port in &ports {
+        text += &Packets::of(report, Some(port)).drops(port);
     }
     if all.starved > 0 {
         // Writing to a String cannot fail.

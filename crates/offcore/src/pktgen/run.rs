@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use offcore_flow::pktgen::Running;
 use offcore_flow::pktgen::report::Reporter;
+use offcore_port::stats::PortNames;
 
 use super::args::PktgenArgs;
 use super::commands::{self, Command, HELP, ParsedCommand};
@@ -86,7 +87,7 @@ impl Watch<'_> {
         loop {
             self.running.tend();
             self.reporter.look(&self.running);
-            report_changes(self.running.ports(), &mut self.statuses, |_| true);
+            report_changes(self.running.ports(), &PortNames::default(), &mut self.statuses, |_| true);
             if interrupted.load(Ordering::Relaxed) {
                 return Ok(StoppedBy::Signal);
             }

@@ -7,6 +7,7 @@ use offcore_flow::report::{Report, Reporter};
 use offcore_flow::switch::HostIface;
 use offcore_port::inventory::{Interface, interfaces};
 use offcore_port::spec::PortSpec;
+use offcore_port::stats::PortNames;
 
 use crate::output::say;
 
@@ -17,8 +18,8 @@ const EVERY: Duration = Duration::from_secs(1);
 pub(super) const ADDRESS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Warns about addresses of a host that the kernel also has.
-pub(super) fn warn_kernel_addresses(ports: &[PortSpec], ifaces: &[HostIface]) {
-    for text in shared_addresses(ports, ifaces, || interfaces(Path::new("/sys")).unwrap_or_default()) {
+pub(super) fn warn_kernel_addresses(ports: &[PortSpec], ifaces: &[HostIface], names: &PortNames) {
+    for text in shared_addresses(ports, ifaces, names, || interfaces(Path::new("/sys")).unwrap_or_default()) {
         say(&text);
     }
 }
@@ -26,6 +27,7 @@ pub(super) fn warn_kernel_addresses(ports: &[PortSpec], ifaces: &[HostIface]) {
 fn shared_addresses(
     ports: &[PortSpec],
     ifaces: &[HostIface],
+    names: &PortNames,
     list: impl Fn() -> Vec<Interface>,
 ) -> Vec<String> {
     let mut warnings = Vec::new();
@@ -37,8 +39,9 @@ fn shared_addresses(
             for (address, own) in addresses.iter().filter_map(|text| Some((text.split_once('/')?.0, text))) {
                 if iface.addresses.iter().any(|prefix| prefix.address.to_string() == address) {
                     warnings.push(format!(
-                        "warning: port{number} {port}: addr={address} is also the kernel's, which takes packets to it and resets \
-                         connections of this host: choose another address, or run `ip addr del {own} dev {name}`"
+                        "warning: {} {port}: addr={address} is also the kernel's, which takes packets to it and resets \
+                         connections of this host: choose another address, or run `ip addr del {own} dev {name}`",
+                        names.of(number)
                     ));
                 }
             }
@@ -50,14 +53,15 @@ fn shared_addresses(
 /// Returns advice about interfaces to which the network has assigned no address.
 pub(super) fn missing_addresses(ports: &[PortSpec], ifaces: &[HostIface], report: &Report) -> Vec<String> {
     let mut advice = Vec::new();
-    for (number, ((port, iface), found)) in ports.iter().zip(ifaces).zip(&report.interfaces).enumerate() {
+    for ((port, iface), found) in ports.iter().zip(ifaces).zip(&report.interfaces) {
         for (wanted, origin, what) in [
             (iface.dhcp, "dhcp", "addr=dhcp: no DHCP server has assigned an address"),
             (iface.slaac, "slaac", "addr=slaac: no router has advertised a prefix for addresses"),
         ] {
             if wanted && !found.addresses.iter().any(|address| address.origin == origin) {
                 advice.push(format!(
-                    "port{number} {port}: {what} within {} s; the host continues to ask",
+                    "{} {port}: {what} within {} s; the host continues to ask",
+                    found.port,
                     ADDRESS_TIMEOUT.as_secs()
                 ));
             }
@@ -141,7 +145,7 @@ mod tests {
             all[0].addresses = ["2", "3", "4", "5"].map(|host| format!("10.0.0.{host}/24")).into();
             all
         };
-        let warnings = shared_addresses(&ports, &ifaces, list);
+        let warnings = shared_addresses(&ports, &ifaces, &PortNames::default(), list);
         let expected = [(0, "af_packet:lo", 2), (1, "impair:loss=1%,tap:t", 3)];
         assert_eq!(warnings.len(), expected.len(), "{warnings:?}");
         for (text, (number, port, host)) in warnings.iter().zip(expected) {
@@ -150,7 +154,7 @@ mod tests {
             assert!(text.ends_with(&format!("or run `ip addr del 10.0.0.{host}/24 dev lo`")), "{text}");
         }
         ifaces.iter_mut().for_each(|iface| iface.addresses.clear());
-        assert!(shared_addresses(&ports, &ifaces, list).is_empty());
+        assert!(shared_addresses(&ports, &ifaces, &PortNames::default(), list).is_empty());
     }
 
     #[test]

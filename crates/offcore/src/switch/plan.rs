@@ -12,6 +12,7 @@ use offcore_flow::mirror::Mirror;
 use offcore_flow::switch::EthPeers;
 use offcore_flow::{DmaMap, Simulator, SwitchConfig};
 use offcore_port::spec::PortSpec;
+use offcore_port::stats::PortNames;
 
 use crate::args::flags::by_flag;
 use crate::args::{BridgeArgs, Lcores, MirrorArg, SwitchArgs};
@@ -46,6 +47,7 @@ pub(crate) fn config(args: &SwitchArgs) -> Result<SwitchConfig, String> {
         mode: args.mode.unwrap_or(if mapped { Mode::Offload } else { Mode::Cpu }),
         lcores: lcores(args.run.lcores.as_ref(), &args.engines.dsa_sims, &dma)?,
         simulators: args.engines.dsa_sims.clone(),
+        names: PortNames::default(),
         dma,
         burst: args.burst,
         work_ns: args.work_ns.unwrap_or(0) as u64,

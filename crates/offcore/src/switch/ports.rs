@@ -8,6 +8,7 @@ use offcore_port::impair::ImpairPort;
 use offcore_port::netdev::NetDev;
 use offcore_port::pcap::PcapPort;
 use offcore_port::spec::{AfPacketSpec, DpdkSpec, PortSpec, VhostSpec};
+use offcore_port::stats::PortNames;
 use offcore_port::tap::TapPort;
 use offcore_port::vhost::VhostPort;
 use offcore_port::virtio_user::VirtioUserPort;
@@ -200,10 +201,10 @@ const OFFLOADS: u64 = features::VIRTIO_NET_F_CSUM
     | features::VIRTIO_NET_F_GUEST_USO6;
 
 impl Observed {
-    pub(crate) fn lines(&self, ports: &[Box<dyn Port>]) -> Vec<PortLine> {
+    pub(crate) fn lines(&self, ports: &[Box<dyn Port>], names: &PortNames) -> Vec<PortLine> {
         let ports = ports.iter().zip(&self.generators).enumerate();
         let lines = ports.map(|(index, (port, generator))| PortLine {
-            port: format!("port{index}"),
+            port: names.of(index),
             name: port.name().into(),
             mac: port.mac().to_string(),
             status: port.status(),

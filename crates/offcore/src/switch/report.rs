@@ -10,6 +10,7 @@ use offcore_flow::report::{BridgeReport, ChannelReport, DecisionReport, QueueRep
 use offcore_flow::report::{TurnsReport, WorkerReport};
 use offcore_port::PeerReport;
 use offcore_port::generator::GenReport;
+use offcore_port::stats::is_port;
 use offcore_stats::Stage;
 use offcore_stats::stage::Group;
 use offcore_wire::ethernet;
@@ -212,7 +213,7 @@ pub(crate) fn queues(queues: &[QueueReport], seconds: f64) -> String {
     let of = |port: Option<&str>, half: &str| -> Vec<&QueueReport> {
         // Packets that a port passes to a pipeline are not counted twice.
         let is_it = |queue: &&QueueReport| {
-            queue.half == half && port.map_or(queue.port.starts_with("port"), |port| queue.port == port)
+            queue.half == half && port.map_or(is_port(&queue.port), |port| queue.port == port)
         };
         queues.iter().filter(is_it).collect()
     };
@@ -223,7 +224,7 @@ pub(crate) fn queues(queues: &[QueueReport], seconds: f64) -> String {
         }
     }
     let halves = |port| ["rx", "tx"].map(|half| (port, half, of(port, half)));
-    let several = ports.iter().filter(|port| port.starts_with("port")).count() > 1;
+    let several = ports.iter().filter(|port| is_port(port)).count() > 1;
     let all = halves(None).into_iter().filter(|_| several);
     let each = ports.iter().flat_map(|port| halves(Some(*port)));
     let mut rows = Vec::new();

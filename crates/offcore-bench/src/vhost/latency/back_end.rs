@@ -17,6 +17,7 @@ use offcore_flow::worker::Worker;
 use offcore_flow::worker::stats::{AUTO, ClassCounts, MoverBlocks};
 use offcore_flow::worker::turns::{PORT_TURNS, PortTurnCounts, TURNS, TurnCounts, Turns};
 use offcore_mem::Pool;
+use offcore_port::stats::PortNames;
 use offcore_port::vhost::VhostPort;
 use offcore_port::{Port, QueueSetup};
 use offcore_stats::page::{Block, Reader, Snapshot, StatsPage};
@@ -77,7 +78,7 @@ impl BackEnd {
             mover,
             cache: pool.cache(),
             clock: StageClock::private(),
-            turns: Turns::on(&page, core, sockets.len())?,
+            turns: Turns::on(&page, core, &PortNames::default(), sockets.len())?,
             mover_stats: MoverBlocks::on(&page, core)?,
             channel_stats: Vec::new(),
         };

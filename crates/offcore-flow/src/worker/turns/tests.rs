@@ -332,7 +332,7 @@ fn preempted_task_is_not_charged() {
 fn share_of_each_port_is_counted() {
     let mut world = World::new(0);
     let page = StatsPage::new(1 << 12).unwrap();
-    world.turns.ports = Turns::on(&page, 3, 2).unwrap().ports;
+    world.turns.ports = Turns::on(&page, 3, &PortNames::default(), 2).unwrap().ports;
     // Two ports, and between them a task without a port and without packets.
     (0..3).for_each(|task| world.turns.know(task));
     world.run(100_000 * US, &[Runs(500 * US), Runs(US), Runs(2 * US)], |_, task| task != 1);
