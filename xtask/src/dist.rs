@@ -23,9 +23,9 @@ pub(crate) fn run(project: &Project, check: bool) -> Result<()> {
         }
         fs::create_dir_all(&directory)?;
     }
-    done(project.cargo().args(["build", "--release", "--package", "offcore"]))?;
+    run_checked(project.cargo().args(["build", "--release", "--package", "offcore"]))?;
     let offcore = release.join("offcore");
-    done(Command::new(&offcore).arg("man").arg(dist.join("man")))?;
+    run_checked(Command::new(&offcore).arg("man").arg(dist.join("man")))?;
     for (shell, file) in COMPLETIONS {
         let script = Command::new(&offcore).args(["completions", shell]).output()?;
         ensure!(script.status.success(), "offcore completions {shell}: {}", script.status);
@@ -35,11 +35,11 @@ pub(crate) fn run(project: &Project, check: bool) -> Result<()> {
     let cargo_deb = tools::find(project, tools::DEB).map_err(anyhow::Error::msg)?;
     let mut deb = Command::new(cargo_deb);
     deb.current_dir(&project.root).args(["--no-build", "--package", "offcore", "--output"]).arg(&package);
-    done(&mut deb)?;
+    run_checked(&mut deb)?;
     let tarball = dist.join("offcore.tar.gz");
     let root = dist.join("root");
     unpack(&package, &root)?;
-    done(Command::new("tar").arg("-C").arg(&root).arg("-czf").arg(&tarball).args([
+    run_checked(Command::new("tar").arg("-C").arg(&root).arg("-czf").arg(&tarball).args([
         "--owner=0",
         "--group=0",
         "usr",
@@ -55,20 +55,20 @@ fn unpack(package: &Path, root: &Path) -> Result<()> {
         fs::remove_dir_all(root)?;
     }
     fs::create_dir_all(root)?;
-    done(Command::new("dpkg-deb").arg("-x").arg(package).arg(root))
+    run_checked(Command::new("dpkg-deb").arg("-x").arg(package).arg(root))
 }
 
 /// Checks the contents of the package, its unit, and that a removal leaves nothing.
 fn inspect(package: &Path, root: &Path, dist: &Path) -> Result<()> {
     let offcore = root.join("usr/bin/offcore");
-    done(Command::new(&offcore).arg("--version"))?;
+    run_checked(Command::new(&offcore).arg("--version"))?;
     for file in fs::read_dir(root.join("usr/share/doc/offcore/examples"))? {
         let file = file?.path();
         // Users and devices of an example need not exist here; its syntax is right.
         let checked = Command::new(&offcore).arg("check").arg(&file).output()?;
         let text = String::from_utf8_lossy(&checked.stderr);
-        let is_syntax = text.contains("unknown key") || text.contains("is missing");
-        ensure!(!is_syntax, "{}: {text}", file.display());
+        let has_wrong_key = text.contains("unknown key") || text.contains("is missing");
+        ensure!(!has_wrong_key, "{}: {text}", file.display());
     }
     ensure!(
         root.join("usr/share/man/man1/offcore-run.1.gz").is_file(),
@@ -97,9 +97,9 @@ fn inspect(package: &Path, root: &Path, dist: &Path) -> Result<()> {
         dpkg.args(["--force-not-root", "--force-depends", "--force-script-chrootless"]);
         dpkg
     };
-    done(dpkg().arg("--install").arg(package))?;
+    run_checked(dpkg().arg("--install").arg(package))?;
     ensure!(installed.join("usr/bin/offcore").is_file(), "dpkg has not installed the program");
-    done(dpkg().args(["--purge", "offcore"]))?;
+    run_checked(dpkg().args(["--purge", "offcore"]))?;
     let left = files(&installed, &|path| {
         !path.starts_with(installed.join("var")) && !path.starts_with(installed.join("etc"))
     })?;
@@ -122,7 +122,7 @@ fn files(directory: &Path, wanted: &dyn Fn(&Path) -> bool) -> Result<Vec<PathBuf
     Ok(found)
 }
 
-fn done(command: &mut Command) -> Result<()> {
+fn run_checked(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("cannot run {command:?}"))?;
     ensure!(status.success(), "{command:?}: {status}");
     Ok(())

@@ -96,6 +96,14 @@ impl<'i> Document<'i> {
         self.add(at, key, text);
     }
 
+    /// Adds a problem of a key that was read before, whose text names the key.
+    pub(crate) fn add_text_about(&mut self, key: &str, text: impl Into<String>) {
+        self.add_about(key, text);
+        if let Some(problem) = self.problems.last_mut() {
+            problem.key.clear();
+        }
+    }
+
     /// Takes a value out of the root.
     pub(crate) fn take(&mut self, key: &str) -> Option<Value<'i>> {
         self.root.remove(key)
@@ -140,7 +148,7 @@ impl<'i> Document<'i> {
         self.read_with(table, at, key, T::deserialize)
     }
 
-    /// Reads a table with `read`, again without each entry that has an error.
+    /// Reads a table with `read`. After an error it removes the invalid entry and reads again, to find all errors.
     pub(crate) fn read_with<T>(
         &mut self,
         mut table: Table<'i>,

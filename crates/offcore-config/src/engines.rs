@@ -157,7 +157,7 @@ impl Channels {
                 Some(number) if number < queues => number..number + 1,
                 Some(_) => {
                     let last = queues.saturating_sub(1);
-                    let text = format!("there is no such queue, expected a number from 0 to {last}");
+                    let text = format!("the port has no such queue: its queues are 0 to {last}");
                     document.add_about(&format!("{path}.{key}"), text);
                     continue;
                 }

@@ -10,6 +10,8 @@ use offcore_port::spec::{PortSpec, split_fields};
 use offcore_tcp::proto::{Prefix, Route};
 use offcore_wire::MacAddr;
 
+use crate::names::Names;
+
 /// Option keys of every host port.
 const KEYS: [&str; 6] = ["addr", "gw", "route", "vlan", "mtu", "mac"];
 
@@ -41,7 +43,7 @@ impl FromStr for HostPort {
             PortError::Syntax { expected, .. } => expected,
             other => other.to_string(),
         })?;
-        check(&iface)?;
+        check(&iface, Names::Flags)?;
         if let Some(mtu) = iface.mtu {
             set_mtu(&mut spec, mtu);
         }
@@ -138,33 +140,38 @@ pub(crate) fn shared_address(iface: &HostIface, others: &[HostIface]) -> Option<
 }
 
 /// Checks an interface's options against each other.
-pub(crate) fn check(iface: &HostIface) -> Result<(), String> {
+///
+/// # Errors
+/// Settings that cannot work together.
+pub(crate) fn check(iface: &HostIface, names: Names) -> Result<(), String> {
+    let example = match names {
+        Names::Flags => "addr=ADDRESS/LENGTH, such as addr=10.0.0.2/24, addr=dhcp or addr=slaac",
+        Names::File => "addresses, such as [\"10.0.0.2/24\"], [\"dhcp\"] or [\"slaac\"]",
+    };
     if let Some(mtu) = iface.mtu.filter(|mtu| *mtu < 1280)
         && (iface.slaac || iface.addresses.iter().any(|prefix| prefix.address.is_ipv6()))
     {
         return Err(format!("mtu={mtu}: expected 1280 or more with an IPv6 address (RFC 8200)"));
     }
     if iface.addresses.is_empty() && !iface.is_configured() {
-        return Err(
-            "no address: expected addr=ADDRESS/LENGTH, such as addr=10.0.0.2/24, addr=dhcp or addr=slaac"
-                .into(),
-        );
+        return Err(format!("no address: expected {example}"));
     }
     if let Some(prefix) = iface.addresses.iter().find(|prefix| !is_host(prefix)) {
         let Prefix { address, len } = prefix;
+        let given = if names == Names::Flags { "addr=" } else { "" };
         return Err(format!(
-            "addr={address}/{len}: this is a network or broadcast address, expected a host's address"
+            "{given}{address}/{len}: this is a network or broadcast address, expected a host's address"
         ));
     }
     if let Some(route) = iface.routes.iter().find(|route| !on_link(&iface.addresses, route.gateway)) {
         if !iface.addresses.iter().any(|own| own.address.is_ipv4() == route.gateway.is_ipv4()) {
             let family = if route.gateway.is_ipv4() { "IPv4" } else { "IPv6" };
-            return Err(format!("{}: expected an addr= of {family} beside it", described(route)));
+            return Err(format!("{}: expected an {family} address beside it", described(route, names)));
         }
         return Err(format!(
-            "{}: expected a gateway in the network of an addr=, or an addr= with /32 (IPv6: /128), which allows any \
-             gateway",
-            described(route)
+            "{}: expected a gateway in the network of one of the addresses, or an address with /32 (IPv6: /128), which \
+             allows any gateway",
+            described(route, names)
         ));
     }
     Ok(())
@@ -179,11 +186,15 @@ fn is_host(prefix: &Prefix) -> bool {
     hosts < 2 || (host != 0 && host != hosts)
 }
 
-/// Formats a route in the syntax of `--port`.
-fn described(route: &Route) -> String {
+/// Formats a route in the syntax of `--port`, or of a file.
+fn described(route: &Route, names: Names) -> String {
+    let (gateway, network) = match names {
+        Names::Flags => ("gw=", "route="),
+        Names::File => ("gateway ", "route "),
+    };
     match route.to {
-        Prefix { address, len: 0 } if address.is_unspecified() => format!("gw={}", route.gateway),
-        Prefix { address, len } => format!("route={address}/{len}@{}", route.gateway),
+        Prefix { address, len: 0 } if address.is_unspecified() => format!("{gateway}{}", route.gateway),
+        Prefix { address, len } => format!("{network}{address}/{len}@{}", route.gateway),
     }
 }
 
@@ -301,7 +312,8 @@ mod tests {
                     route=fd01::/48@fe80::1,vlan=10";
         let port: HostPort = text.parse().unwrap();
         assert_eq!((port.spec.to_string(), port.iface.vlan), ("tap:tap0".into(), Some(10)));
-        let routes: Vec<String> = port.iface.routes.iter().map(described).collect();
+        let routes: Vec<String> =
+            port.iface.routes.iter().map(|route| described(route, Names::Flags)).collect();
         assert_eq!(routes, ["gw=10.0.0.1", "route=10.1.0.0/16@10.0.0.254", "route=fd01::/48@fe80::1"]);
     }
 
@@ -347,7 +359,7 @@ mod tests {
             ("tap:tap0,addr=127.0.0.1/8", "not a loopback address"),
             ("tap:tap0,addr=10.0.0.2/24,addr=10.0.0.2/24", "given twice"),
             ("tap:tap0,adr=10.0.0.2/24", "addr, gw, route"),
-            ("tap:tap0,addr=10.0.0.2/24,gw=fd00::1", "expected an addr= of IPv6"),
+            ("tap:tap0,addr=10.0.0.2/24,gw=fd00::1", "expected an IPv6 address"),
             ("tap:tap0,addr=224.0.0.1/24", "expected a unicast address"),
             ("tap:tap0,addr=10.0.0.0/24", "addr=10.0.0.0/24: this is a network or broadcast address"),
             ("tap:tap0,addr=10.0.0.255/24", "expected a host's address"),

@@ -35,13 +35,19 @@ impl Names {
         }
     }
 
-    /// Writes a setting with its value, as in `--mode auto` or `copies.mode = "auto"`.
+    /// Writes a setting with its value, or with values that are joined by commas and `or`: `--mode cpu or auto`,
+    /// `copies.mode = "cpu" or "auto"`.
     pub fn with(self, key: Key, value: impl fmt::Display) -> String {
-        let name = self.of(key);
-        match self {
-            Self::Flags => format!("{name} {value}"),
-            Self::File => format!("{name} = \"{value}\""),
+        let (name, value) = (self.of(key), value.to_string());
+        if self == Self::Flags {
+            return format!("{name} {value}");
         }
+        let quoted = |word: &str| match word.strip_suffix(',').unwrap_or(word) {
+            "or" => word.to_owned(),
+            number if number.parse::<u64>().is_ok() => word.to_owned(),
+            bare => word.replacen(bare, &format!("\"{bare}\""), 1),
+        };
+        format!("{name} = {}", value.split(' ').map(quoted).collect::<Vec<_>>().join(" "))
     }
 }
 
@@ -78,7 +84,7 @@ keys! {
     Chunk = "-l", "epping.chunk";
     Connect = "-c", "epping.connect";
     Devices = "--device", "gpu.devices";
-    Dma = "--dma", "copies of a port";
+    Dma = "--dma", "port";
     EthPeer = "--eth-peer", "port.eth_peer";
     Fdb = "--fdb", "port.fdb";
     FdbSize = "--fdb-size", "switch.addresses";
@@ -107,8 +113,8 @@ keys! {
     Service = "--app", "tcp.service";
     Simulators = "--dsa-sim", "engines";
     Skip = "--skip", "gpu.work.skip";
-    Split = "--split", "gpu.split_at";
-    Steer = "--steer", "gpu.steer";
+    Split = "--split", "gpu.work.split_at";
+    Steer = "--steer", "gpu.work.steer";
     Swap = "--no-swap", "gpu.work.swap";
     Threads = "--threads", "gpu.threads";
     Topology = "--port-topology", "switch.topology";

@@ -247,7 +247,12 @@ impl Reading<'_, '_> {
     }
 
     fn accepted<T>(&mut self, result: Result<T, Refusal>) -> Option<T> {
-        result.map_err(|Refusal { key, text }| self.document.add_about(key.path(), text)).ok()
+        result
+            .map_err(|Refusal { key, text }| match text.starts_with(key.path()) {
+                true => self.document.add_text_about(key.path(), text),
+                false => self.document.add_about(key.path(), text),
+            })
+            .ok()
     }
 
     /// Returns the ports with targets of mirrors and of `steer` behind the others.
@@ -353,7 +358,7 @@ impl Reading<'_, '_> {
             self.document.add_about(Key::Mode.path(), text);
         }
         if copies.max_latency.is_some() && copies.mode != Some(Mode::Auto) {
-            let text = "is for mode = \"auto\", which chooses between core and engine: add it";
+            let text = "requires mode = \"auto\", which chooses between core and engine";
             self.document.add_about(Key::MaxLatency.path(), text);
         }
         let usual = if mapped { Mode::Offload } else { Mode::Cpu };
@@ -370,6 +375,9 @@ impl Reading<'_, '_> {
     ) -> Option<(Run, System)> {
         match section {
             Section::Switch(switch) => {
+                if switch.mode() != Forward::L2 {
+                    self.refuse_learning(ports);
+                }
                 let (eth_peers, bridge) = (eth_peers(ports), self.bridge(ports)?);
                 let run = self.accepted(switch.run(Names::File, eth_peers, bridge))?;
                 Some((run, System::Switch))
@@ -454,7 +462,7 @@ impl Reading<'_, '_> {
             let PortKeys::Forwarding(keys) = &port.keys else { continue };
             for (key, given) in [("vlan", keys.vlan.is_some()), ("fdb", keys.fdb.is_some())] {
                 if given {
-                    let text = "is for [switch] with forward = \"l2\": remove it";
+                    let text = "requires [switch] with forward = \"l2\"";
                     self.document.add_about(&format!("port.{}.{key}", port.name), text);
                 }
             }

@@ -8,6 +8,7 @@ use std::ops::Range;
 use offcore_flow::bridge::stations::StationRule;
 use offcore_flow::bridge::vlan::VlanRule;
 use offcore_flow::switch::HostIface;
+use offcore_port::spec::values::Number;
 use offcore_port::spec::{ImpairSpec, LineFaults, PortSpec};
 use offcore_port::stats::is_port;
 use offcore_wire::MacAddr;
@@ -17,6 +18,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::document::{Document, Table, Value};
 use crate::iface;
+use crate::names::Names;
 
 /// A port of a file.
 #[derive(Clone, Debug)]
@@ -71,15 +73,19 @@ pub struct ForwardingKeys {
 #[serde(deny_unknown_fields)]
 pub struct Vlan {
     /// The only VLAN of the port, which sends and accepts packets without a tag.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "VlanId::optional")]
+    #[schemars(with = "VlanId")]
     pub access: Option<u16>,
     /// VLANs whose packets are tagged, such as "10,20-29".
     #[serde(default)]
     pub trunk: Option<String>,
     /// With trunk: the VLAN of packets without a tag.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "VlanId::optional")]
+    #[schemars(with = "VlanId")]
     pub native: Option<u16>,
 }
+
+type VlanId = Number<1, 4094>;
 
 /// Static addresses of a port.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
@@ -100,14 +106,15 @@ struct HostKeys {
     /// Addresses such as "192.0.2.10/24", and dhcp or slaac for addresses that the network assigns.
     #[serde(default)]
     addresses: Vec<String>,
-    /// The default gateways, at most one for each address family.
+    /// The default gateway, or one for each address family.
     #[serde(default)]
-    gateway: OneOrTwo,
+    gateway: OneOrMany,
     /// Routes, as NETWORK/LENGTH@GATEWAY.
     #[serde(default)]
     routes: Vec<String>,
-    /// The VLAN of all packets, 1 to 4094; without it, packets have no tag.
-    #[serde(default)]
+    /// The VLAN of all packets; without it, packets have no tag.
+    #[serde(default, deserialize_with = "VlanId::optional")]
+    #[schemars(with = "VlanId")]
     vlan: Option<u16>,
     /// The MTU. It cannot exceed the MTU of the port's interface.
     #[serde(default)]
@@ -122,15 +129,15 @@ struct HostKeys {
 
 /// A text, or a list of texts.
 #[derive(Clone, Debug, Default)]
-struct OneOrTwo(Vec<String>);
+struct OneOrMany(Vec<String>);
 
-impl JsonSchema for OneOrTwo {
+impl JsonSchema for OneOrMany {
     fn inline_schema() -> bool {
         true
     }
 
     fn schema_name() -> Cow<'static, str> {
-        "OneOrTwo".into()
+        "OneOrMany".into()
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
@@ -138,7 +145,7 @@ impl JsonSchema for OneOrTwo {
     }
 }
 
-impl<'de> Deserialize<'de> for OneOrTwo {
+impl<'de> Deserialize<'de> for OneOrMany {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Texts;
 
@@ -428,7 +435,7 @@ fn host(
     if document.problems.len() > count {
         return None;
     }
-    if let Err(error) = iface::check(&iface) {
+    if let Err(error) = iface::check(&iface, Names::File) {
         document.add(Some(at.clone()), path, error);
         return None;
     }

@@ -46,7 +46,7 @@ impl Section {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Process {
-    /// Name of the instance: 1 to 32 letters, digits, '-', '_' and '.'. Default: the name of the file without .toml.
+    /// Name of the instance: 1 to 31 letters, digits, '-', '_' and '.'. Default: the name of the file without .toml.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// Lcores of the workers. Default: the first lcore that no engine uses.

@@ -61,12 +61,22 @@ fn other_examples_are_accepted() {
     let Run::Copy(copying) = &copy.config.run else { panic!("{:?}", copy.config.run) };
     assert_eq!((copying.max_frame, copying.eth_peers.is_some()), (1518, true));
     assert_eq!(copy.config.dma.channels(1, QueueHalf::Rx, 0), ["core:1"]);
-    let text = example("gpu.toml").replace("/etc/offcore/rules.txt", "/dev/null");
-    assert!(
-        problems(&text).contains("gpu.toml") || problems(&text).contains("gpu.work.patterns"),
-        "{}",
-        problems(&text)
-    );
+    let rules = std::env::temp_dir().join(format!("offcore-config-{}.txt", std::process::id()));
+    std::fs::write(&rules, "evil\n").unwrap();
+    let text = example("gpu.toml").replace("/etc/offcore/rules.txt", rules.to_str().unwrap());
+    let gpu = parse(&text, "gpu.toml");
+    let steered = text
+        .replace("on_match = \"drop\"", "steer = \"m\"")
+        .replace("\n[[port]]", "\n[[port]]\nname = \"m\"\nkind = \"gen\"\n[[port]]");
+    let steered = parse(&steered, "gpu.toml");
+    std::fs::remove_file(&rules).unwrap();
+    let Run::Pipelines(working) = gpu.unwrap_or_else(|problems| panic!("{problems}")).config.run else {
+        panic!()
+    };
+    assert!(working.patterns.is_some());
+    // The target of `steer` follows the other ports.
+    let steered = steered.unwrap_or_else(|problems| panic!("{problems}")).config;
+    assert_eq!((steered.names.0, steered.run.elsewhere()), (vec!["in".into(), "m".into()], Some(1)));
     let users = |text: String| text.replace("\"www-data\", \"redis\"", "\"root\", 33");
     let tcp = parse(&users(example("tcp.toml")), "tcp.toml").unwrap();
     let Run::Host(Hosting { app: Hosted::Others(serve), ifaces, .. }) = &tcp.config.run else {
@@ -127,22 +137,28 @@ fn contradictions_name_keys_and_lines() {
     for (text, expected) in [
         (
             format!("[switch]\n{}", ports("vlan = { access = 10 }")),
-            "port.vlan is for switch.forward = \"l2\"",
+            "test.toml:9: port.a.vlan: requires [switch] with forward = \"l2\"",
         ),
         (
             format!("[switch]\nforward = \"l2\"\n{}", ports("vlan = { access = 4095 }")),
-            "port.a.vlan: VLAN '4095'",
+            "port.a.vlan.access: found 4095, expected a number from 1 to 4094",
         ),
         (
             format!("[switch]\nforward = \"l2\"\n{}", ports("vlan = { native = 1 }")),
             "expected access, or trunk",
         ),
-        (format!("[switch]\nframe = 64\n{}", ports("")), "test.toml:6: switch.frame: switch.frame is for"),
+        (
+            format!("[switch]\nframe = 64\n{}", ports("")),
+            "test.toml:6: switch.frame is for switch.forward = \"txonly\" or \"flowgen\", found switch.forward = \"io\"",
+        ),
         (
             format!("[copies]\nmode = \"auto\"\n[switch]\n{}", ports("")),
             "test.toml:6: copies.mode: mode auto needs engines",
         ),
-        (format!("[copies]\nmax_latency = \"5us\"\n[switch]\n{}", ports("")), "is for mode = \"auto\""),
+        (
+            format!("[copies]\nmax_latency = \"5us\"\n[switch]\n{}", ports("")),
+            "copies.max_latency: requires mode = \"auto\"",
+        ),
         (
             format!("[engines.h]\nkind = \"core\"\nlcore = 1\n[switch]\n{}", ports("")),
             "engines.h: no queue uses this engine",
@@ -177,7 +193,7 @@ fn contradictions_name_keys_and_lines() {
                 "[engines.h]\nkind = \"core\"\nlcore = 1\n[copy]\n{}",
                 ports("copies = { rxq1 = [\"h\"] }")
             ),
-            "there is no such queue, expected a number from 0 to 0",
+            "the port has no such queue: its queues are 0 to 0",
         ),
         (format!("[switch]\n{}{}", ports(""), "[[mirror]]\nof = \"c\"\nto = \"b\"\n"), "mirror.of: port 'c'"),
         (format!("[switch]\n[copy]\n{}", ports("")), "sections switch and copy: expected only one"),
@@ -189,16 +205,31 @@ fn contradictions_name_keys_and_lines() {
             "name 'b/c': expected 1 to 31 letters",
         ),
         (format!("[switch]\n{}", ports("").replace("\"b\"", "\"ring0\"")), "name 'ring0' is that of a ring"),
+    ] {
+        assert_refused(&text, expected);
+    }
+}
+
+#[test]
+fn settings_without_effect_are_refused() {
+    for (text, expected) in [
         (format!("[tcp]\nallow = [\"root\"]\n{}", host("")), "add tcp.serve"),
         (format!("[tcp]\nservice = \"echo\"\nserve = \"/s\"\n{}", host("")), "cannot be used together"),
         (format!("[tcp]\n{}", host("gateway = \"10.1.0.1\"")), "expected a gateway in the network"),
-        (format!("[tcp]\n{}", host("vlan = { access = 10 }")), "port.a.vlan: found a table, expected u16"),
+        (
+            format!("[tcp]\n{}", host("vlan = { access = 10 }")),
+            "port.a.vlan: found a table, expected a number from 1 to 4094",
+        ),
         (format!("[gpu]\nblocks = 4\n{}", ports("")), "gpu.blocks is for a device"),
         (format!("[gpu]\nworkload = \"graph\"\n{}", ports("")), "needs gpu.devices"),
     ] {
-        let found = problems(&file(&text));
-        assert!(found.contains(expected), "{text}\n{found}");
+        assert_refused(&text, expected);
     }
+}
+
+fn assert_refused(sections: &str, expected: &str) {
+    let found = problems(&file(sections));
+    assert!(found.contains(expected), "{sections}\n{found}");
 }
 
 /// A port of a host with these keys.
@@ -239,13 +270,6 @@ fn engines_may_share_a_simulated_device() {
 fn impairments_are_a_key_of_the_port() {
     let plan = plan(&format!("[switch]\n{}", ports("impair = { loss = \"1%\", delay = \"5ms\" }")));
     assert_eq!(plan.ports[0].to_string(), "impair:loss=1%,delay=5ms,gen:size=64");
-}
-
-#[test]
-fn steer_target_follows_other_ports() {
-    let text = "[gpu]\n[gpu.work]\nkind = \"match\"\npatterns = \"/no/file\"\nsteer = \"m\"\n\
-                [[port]]\nname = \"m\"\nkind = \"gen\"\n[[port]]\nname = \"in\"\nkind = \"gen\"\n";
-    assert!(problems(&file(text)).contains("gpu.work.patterns"));
 }
 
 #[test]

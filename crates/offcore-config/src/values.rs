@@ -86,7 +86,7 @@ pub(crate) mod choice {
     }
 }
 
-/// A time with a unit, such as 20us, 5ms, 1.5s or 10m.
+/// A whole number with a unit: ns, us, ms, s, m or h.
 #[derive(Debug)]
 pub(crate) struct Time;
 
@@ -140,7 +140,7 @@ pub(crate) mod time {
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Duration>, D::Error> {
         let time =
-            scalar(d, "a time with a unit (ns, us, ms, s, m, h), such as \"20us\"", |found| match found {
+            scalar(d, "a time such as \"20us\", with a unit of ns, us, ms, s, m or h", |found| match found {
                 Found::Text(text) => Time::parse(text),
                 _ => None,
             });

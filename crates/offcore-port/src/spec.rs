@@ -9,8 +9,8 @@
 //! * `af_packet:INTERFACE` with the options `queues=N`, `fanout=MODE`, `slots=N`, `promisc=off` and `qdisc_bypass`
 //! * `dpdk:DEVICE` with the options `queues=N`, `mtu=N`, `rx_desc=N`, `tx_desc=N`, `rss=off`, `rss=[ip,tcp,udp,sctp]`,
 //!   `promisc=off` and `args=[KEY=VALUE,…]`
-//! * `tap:NAME` with the options `queues=N` and `offloads=off`
-//! * `pcap:IN[,OUT][,loop]`, where `-` or nothing stands for no file
+//! * `tap:NAME` with the options `queues=N`, `offloads=off`, `mac=MAC` and `mtu=N`
+//! * `pcap:IN[,OUT][,loop,overwrite]`, where `-` or nothing stands for no file
 //! * `gen:` with the options `size=N`, `count=N`, `rate=N`, `flows=N`, `verify=N` and `queues=N`
 //! * `impair:PORT` with the options `loss=P%`, `reorder=P%`, `duplicate=P%`, `corrupt=P%`, `delay=TIME`, `jitter=TIME`,
 //!   `rate=N` and `seed=N`, which are written before the inner `PORT`

@@ -15,7 +15,7 @@ named! {
         /// Bursts of packets.
         Bursts = "bursts",
         Connections = "connections",
-        /// Any other events, and numbers of things.
+        /// Other counts.
         Events = "events",
         /// A number that stands for a state. The counter's help lists the states.
         State = "state",
@@ -83,12 +83,12 @@ pub struct Family {
 
 impl Family {
     /// Maximum number of counters.
-    pub const MOST: usize = 256;
+    pub const MAX_COUNTERS: usize = 256;
 
     /// Creates a family whose counters are those of `parts`, in order.
     ///
     /// # Panics
-    /// If it has more counters than [`Family::MOST`], or a text is empty or contains a tab or the end of a line.
+    /// If it has more counters than [`Family::MAX_COUNTERS`], or a text is empty or contains a tab or the end of a line.
     pub const fn new(
         name: &'static str,
         help: &'static str,
@@ -96,7 +96,7 @@ impl Family {
     ) -> Self {
         assert!(is_field(name) && is_field(help), "a family needs a name and a help of one line");
         let family = Self { name, help, parts };
-        assert!(family.size() <= Self::MOST, "a family has too many counters");
+        assert!(family.size() <= Self::MAX_COUNTERS, "a family has too many counters");
         family
     }
 

@@ -12,18 +12,18 @@
 //! * In the slot of a family, offset and length describe the schema. The length is in bytes. A family is written once,
 //!   before its first block, and never changes.
 //! * In the slot of a block, offset and length describe the values. The length is the number of counters. The field
-//!   `family` is the number of the slot of the block's [family]. Each block has another `number`. The labels are lines
+//!   `family` is the number of the slot of the block's [family]. Each block has a unique `number`. The labels are lines
 //!   `KEY=VALUE`, followed by zeros.
 //!
 //! Numbers are little-endian, texts are UTF-8. One worker stores the values of a block, and any process loads them.
 //!
-//! The page uses the slot and the values of a block again when the last handle of the block is dropped. The sequence of
+//! The page reuses the slot and the values of a block after the last handle of the block is dropped. The sequence of
 //! a slot is odd while the slot changes, and each change increases it. A reader loads the sequence before and after the
 //! other fields and the values. It ignores them if the sequence is odd or has changed. Therefore, it never sees the
 //! labels of one block with the values of another.
 //!
-//! A reader in another process, or of another version of Offcore, needs no knowledge of the families. A version of the
-//! layout that such a reader cannot understand has another version number.
+//! A reader in another process, or of another version of Offcore, needs no knowledge of the families. An incompatible
+//! layout has a new version number.
 
 mod memory;
 mod reader;
@@ -55,7 +55,7 @@ const MAX_LEN: usize = 16 << 20;
 pub enum PageError {
     /// statistics page: {0}
     System(#[from] rustix::io::Errno),
-    /// statistics page is full: block '{name}' needs {needed} bytes, at most {left} are left in one piece
+    /// statistics page is full: a block of family '{name}' needs {needed} bytes, the largest free range has {left}
     Full { name: String, needed: usize, left: usize },
     /// labels of a block need {found} bytes, expected at most {LABELS:?}: '{labels}'
     Labels { labels: String, found: usize },

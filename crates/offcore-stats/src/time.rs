@@ -3,8 +3,8 @@
 //! * [`Time`]: a point in time,
 //! * [`Micros`]: a duration.
 //!
-//! Both are a `u64`, so operations cost what they cost on integers. A `u64` of microseconds lasts 584,000 years. It
-//! does not wrap, and `<` compares times. The clock starts anywhere: only differences have a meaning.
+//! Both are a `u64`, so operations cost what they cost on integers. A `u64` of microseconds covers 584,000 years: it
+//! does not wrap, and `<` compares times. The epoch is arbitrary: only differences have a meaning.
 //! `std::time::Duration` is unsuitable per packet, because its conversions divide integers of 128 bits.
 
 use std::ops::{Add, AddAssign, Div, Mul, Shl, Sub};
@@ -146,36 +146,36 @@ impl Shl<u8> for Micros {
 pub struct Time(u64);
 
 impl Time {
-    /// The start of the clock.
+    /// The epoch.
     pub const ZERO: Self = Self(0);
     /// A time that no clock reaches.
     pub const NEVER: Self = Self(u64::MAX);
 
-    /// Returns the time that many microseconds after the start of the clock.
+    /// Returns the time `micros` microseconds after the epoch.
     #[inline]
     pub const fn from_micros(micros: u64) -> Self {
         Self(micros)
     }
 
-    /// Returns the microseconds since the start of the clock.
+    /// Returns the microseconds since the epoch.
     #[inline]
     pub const fn as_micros(self) -> u64 {
         self.0
     }
 
-    /// Returns the time that many seconds after the start of the clock.
+    /// Returns the time `secs` seconds after the epoch.
     #[inline]
     pub const fn from_secs(secs: u64) -> Self {
         Self(secs * 1_000_000)
     }
 
-    /// Returns the time that many milliseconds after the start of the clock.
+    /// Returns the time `millis` milliseconds after the epoch.
     #[inline]
     pub const fn from_millis(millis: u64) -> Self {
         Self(millis * 1000)
     }
 
-    /// Returns the whole milliseconds since the start of the clock.
+    /// Returns the whole milliseconds since the epoch.
     #[inline]
     pub const fn as_millis(self) -> u64 {
         self.0 / 1000

@@ -21,7 +21,7 @@ use crate::{copy, gpu, home, switch};
 /// The examples of `offcore run --help`. A test parses each line that begins with `offcore`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  Run a configuration, after all of its problems are mended:
+  Check a configuration, then run it:
     offcore check examples/run/copy.toml
     offcore run examples/run/copy.toml
 
@@ -29,9 +29,9 @@ Examples:
     offcore run examples/run/copy.toml --stats-interval 1 --duration 60
 
 A file has version = 1, [process], [engines.NAME], [copies], one of [switch],
-[copy], [gpu], [tcp] and [epping], and [[port]] for each port. Its keys are
-those of the flags of the command with the same name. `offcore schema` prints
-the JSON Schema; examples/run has a file for each system.
+[copy], [gpu], [tcp] and [epping], and [[port]] for each port. Most keys
+correspond to flags of the command of that name. `offcore schema` prints the
+JSON Schema; examples/run has a file for each system.
 
 Ctrl-C, SIGTERM or SIGHUP stops the run: packets in flight are completed, and a
 final report follows.";
@@ -54,7 +54,7 @@ pub(crate) struct RunFileArgs {
     #[arg(long, value_name = "SECONDS", value_parser = duration)]
     pub duration: Option<Duration>,
 
-    /// Stop after a second without packets: for ports whose packets end, such as pcap and gen with a count
+    /// Stop after a second without packets; requires ports with a finite number of packets, such as pcap or gen:count=N
     #[arg(long)]
     pub until_idle: bool,
 }

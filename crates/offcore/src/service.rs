@@ -1,4 +1,4 @@
-//! Messages to systemd: sd_notify(3), and man pages and shell completions for a package.
+//! Service integration: sd_notify(3), man pages, shell completions.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

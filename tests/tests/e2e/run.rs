@@ -14,13 +14,13 @@ use crate::switch::{self, Report};
 use crate::tcp::inside;
 
 /// A namespace whose `eth0` and `eth1` are connected to a second one, and a directory for files.
-struct Place {
+struct VethNamespaces {
     here: Netns,
     there: Netns,
     dir: TempDir,
 }
 
-impl Place {
+impl VethNamespaces {
     fn new() -> Self {
         let place =
             Self { here: Netns::new().unwrap(), there: Netns::new().unwrap(), dir: TempDir::new().unwrap() };
@@ -78,7 +78,7 @@ const NEEDS: [Need; 3] = [Need::Root, Need::Tun, Need::Ip];
 #[test]
 fn vhost_example_switches_and_mirrors() {
     let Some(_cores) = exclusive(&NEEDS) else { return };
-    let place = Place::new();
+    let place = VethNamespaces::new();
     let socket = place.dir.file("web1").display().to_string();
     let simulated = |queue| format!("kind = \"dsa-sim\"\ndevice = 0\nwork_queues = [{queue}]");
     let file = place.example(
@@ -131,7 +131,7 @@ fn vhost_example_switches_and_mirrors() {
 #[test]
 fn copy_example_returns_packets() {
     let Some(_cores) = exclusive(&NEEDS) else { return };
-    let place = Place::new();
+    let place = VethNamespaces::new();
     let mut offcore = place.run(&place.example("copy.toml", &[]));
     let pktgen = ["pktgen", "--port", "af_packet:eth0", "--count", "500", "--rate", "5k", "--format", "json"];
     let finished = Offcore::start_in(&place.there, &pktgen).unwrap().wait().unwrap();
@@ -147,7 +147,7 @@ fn copy_example_returns_packets() {
 #[test]
 fn gpu_example_drops_matches() {
     let Some(_cores) = exclusive(&NEEDS[..1]) else { return };
-    let place = Place::new();
+    let place = VethNamespaces::new();
     let rules = place.dir.file("rules.txt").display().to_string();
     // Every packet of a generator contains this pattern: its UDP ports.
     fs::write(&rules, "\\x00\\x09\\x00\\x09\n").unwrap();
@@ -169,7 +169,7 @@ fn gpu_example_drops_matches() {
 #[test]
 fn tcp_example_serves_applications() {
     let Some(_cores) = exclusive(&NEEDS) else { return };
-    let place = Place::new();
+    let place = VethNamespaces::new();
     let socket = place.dir.file("stack.sock").display().to_string();
     let file = place.example(
         "tcp.toml",
@@ -191,7 +191,7 @@ fn tcp_example_serves_applications() {
 #[test]
 fn epping_example_streams() {
     let Some(_cores) = exclusive(&NEEDS) else { return };
-    let place = Place::new();
+    let place = VethNamespaces::new();
     let mut offcore = place.run(&place.example("epping.toml", &[]));
     place.here.ip(&["addr", "add", "10.0.0.1/24", "dev", "tap0"]).unwrap();
     inside(&place.here, || {
@@ -210,7 +210,7 @@ fn epping_example_streams() {
 #[test]
 fn service_notifies_its_manager() {
     let Some(_cores) = exclusive(&NEEDS) else { return };
-    let place = Place::new();
+    let place = VethNamespaces::new();
     let file = place.dir.file("service.toml");
     let tap = "[[port]]\nname = \"t\"\nkind = \"tap\"\ninterface = \"tap0\"\nmac = \"02:00:00:00:77:02\"\nmtu = 1400\n";
     fs::write(&file, format!("version = 1\n[process]\nlcores = [0]\nidle = \"sleep\"\n[switch]\n{tap}"))

@@ -56,7 +56,7 @@ pub struct Gpu {
     #[serde(default, deserialize_with = "slots", skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Slots")]
     pub slots: Option<usize>,
-    /// Bursts of a pipeline that kernels that poll process at once. Default: 4; 32 on a GPU with a work that reads
+    /// Number of bursts per pipeline that a persistent kernel or a graph processes concurrently. Default: 4; 32 on a GPU with a work that reads
     /// payloads.
     #[serde(default, deserialize_with = "Blocks::optional", skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Blocks")]

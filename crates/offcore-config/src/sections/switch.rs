@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use offcore_flow::bridge::BridgeConfig;
 use offcore_flow::switch::{Copying, EthPeers, Run};
-use offcore_flow::{Forward as Mode, Topology};
+use offcore_flow::{Forward as FlowMode, Topology};
 use offcore_port::spec::values::Number;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -109,12 +109,12 @@ impl Switch {
         let frame = self.frame.unwrap_or(Self::FRAME);
         let topology = self.topology.unwrap_or(Topology::Paired);
         let mode = match self.mode() {
-            Forward::Io => Mode::Io,
-            Forward::Mac => Mode::Mac,
-            Forward::Macswap => Mode::Macswap,
-            Forward::Rxonly => Mode::Rxonly,
-            Forward::Txonly => Mode::Txonly { frame },
-            Forward::Flowgen => Mode::Flowgen { frame },
+            Forward::Io => FlowMode::Io,
+            Forward::Mac => FlowMode::Mac,
+            Forward::Macswap => FlowMode::Macswap,
+            Forward::Rxonly => FlowMode::Rxonly,
+            Forward::Txonly => FlowMode::Txonly { frame },
+            Forward::Flowgen => FlowMode::Flowgen { frame },
             Forward::Copy => {
                 let eth_peers = self.mac_updating.unwrap_or(true).then_some(eth_peers);
                 return Ok(Run::Copy(Copying { topology, eth_peers, ..Copying::default() }));
@@ -192,7 +192,7 @@ pub struct Copy {
     #[serde(default, with = "choice", skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Choice<Topology>")]
     pub topology: Option<Topology>,
-    /// Whether the source address becomes the TX port's, and the destination the port's eth_peer. Default: true.
+    /// Whether the source address is set to the TX port's, and the destination to its eth_peer. Default: true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac_updating: Option<bool>,
     /// Maximum packets in flight per queue, and size of the ring between two lcores. Default: 2048.

@@ -258,7 +258,7 @@ fn tcp_drops(report: &mut Report, seen: &Seen<'_>) -> Option<()> {
     Some(())
 }
 
-/// Returns the report of the port of a block of the learning switch.
+/// Returns the learning switch's report of the block's port.
 fn bridged<'a>(bridge: &'a mut BridgeReport, seen: &Seen<'_>) -> Option<&'a mut BridgePortReport> {
     let name = seen.label(Label::Port)?;
     let known = bridge.ports.iter().position(|port| port.port == name);

@@ -17,9 +17,9 @@ pub struct Reporter {
     reader: Reader,
     started: Instant,
     /// Last check before any packet was counted.
-    quiet: Instant,
+    last_idle: Instant,
     /// Number of packets, and the time of the check that saw it change.
-    moved: (u64, Instant),
+    last_traffic: (u64, Instant),
     last: Option<(Instant, Vec<Snapshot>)>,
     names: PortNames,
     host: Arc<HostState>,
@@ -29,11 +29,11 @@ impl Reporter {
     /// Creates a reporter for `reader`'s page, whose ports have these names, and a host's state.
     pub fn new(reader: Reader, names: PortNames, host: Arc<HostState>) -> Self {
         let started = Instant::now();
-        Self { reader, started, quiet: started, moved: (0, started), last: None, names, host }
+        Self { reader, started, last_idle: started, last_traffic: (0, started), last: None, names, host }
     }
 
-    /// Checks whether packets arrive or leave. Call it regularly: the rates of a first report cover the time in which
-    /// they do.
+    /// Checks whether packets arrive or leave. Call it regularly: the rates of the first report cover only the
+    /// time with traffic.
     ///
     /// # Errors
     /// If the page is damaged.
@@ -41,8 +41,8 @@ impl Reporter {
         let now = Instant::now();
         let snapshot = self.reader.read()?;
         match snapshot.iter().map(decode::packets).sum::<u64>() {
-            0 => self.quiet = now,
-            packets if packets != self.moved.0 => self.moved = (packets, now),
+            0 => self.last_idle = now,
+            packets if packets != self.last_traffic.0 => self.last_traffic = (packets, now),
             _ => {}
         }
         Ok(())
@@ -58,8 +58,8 @@ impl Reporter {
         let snapshot = self.reader.read()?;
         let elapsed = match &self.last {
             Some((at, _)) => now - *at,
-            None if self.moved.0 > 0 => self.moved.1.saturating_duration_since(self.quiet),
-            None => now - self.quiet,
+            None if self.last_traffic.0 > 0 => self.last_traffic.1.saturating_duration_since(self.last_idle),
+            None => now - self.last_idle,
         };
         let before = self.last.as_ref().map_or(&[][..], |(_, blocks)| blocks);
         let mut report = Report {

@@ -24,19 +24,19 @@ pub struct DpdkSpec {
     #[serde(default = "one", deserialize_with = "Queues::read")]
     #[schemars(with = "Queues")]
     pub queues: u16,
-    /// MTU in bytes; `None`: the device's present MTU.
+    /// MTU in bytes. Default: the device's present MTU.
     #[serde(default, deserialize_with = "Mtu::optional")]
     #[schemars(with = "Mtu")]
     pub mtu: Option<u16>,
-    /// Number of descriptors of an RX queue; `None`: the driver's default.
+    /// Number of descriptors of an RX queue. Default: the driver's default.
     #[serde(default, deserialize_with = "Descriptors::optional")]
     #[schemars(with = "Descriptors")]
     pub rx_desc: Option<u16>,
-    /// Number of descriptors of a TX queue; `None`: the driver's default.
+    /// Number of descriptors of a TX queue. Default: the driver's default.
     #[serde(default, deserialize_with = "Descriptors::optional")]
     #[schemars(with = "Descriptors")]
     pub tx_desc: Option<u16>,
-    /// The fields that determine a packet's queue; `None`: all that the device supports of IP, TCP and UDP.
+    /// The fields that determine a packet's queue. Default: all that the device supports of IP, TCP and UDP.
     #[serde(default, deserialize_with = "hashes")]
     #[schemars(with = "Vec<Hash>")]
     pub rss: Option<Vec<Hash>>,

@@ -31,11 +31,11 @@ pub struct GenSpec {
     #[serde(default = "size", deserialize_with = "Size::read")]
     #[schemars(with = "Size")]
     pub size: usize,
-    /// Number of packets to send over all queues; `None`: no limit.
+    /// Number of packets to send over all queues. Default: no limit.
     #[serde(default, deserialize_with = "Count::optional")]
     #[schemars(with = "Count")]
     pub count: Option<u64>,
-    /// Packets per second over all queues; `None`: as fast as possible.
+    /// Packets per second over all queues. Default: as fast as possible.
     #[serde(default, deserialize_with = "Rate::optional")]
     #[schemars(with = "Rate")]
     pub rate: Option<u64>,

@@ -114,7 +114,7 @@ impl ImpairSpec {
             }
             if at > text.len() || text.is_empty() {
                 return Err(format!(
-                    "'{text}' names no port, expected one behind the keys, as in \
+                    "'{text}' names no port, expected one after the keys, as in \
                      impair:loss=1%,tap:tap0"
                 ));
             }
@@ -132,7 +132,9 @@ impl ImpairSpec {
     /// The port has impairments already.
     pub fn new(line: LineFaults, port: PortSpec) -> Result<Self, String> {
         match port {
-            PortSpec::Impair(_) => Err(format!("it impairs '{port}', expected a port of another kind")),
+            PortSpec::Impair(_) => Err(format!(
+                "impairments of '{port}': they cannot be nested, expected a port of another kind"
+            )),
             port => Ok(Self { line, port: Box::new(port) }),
         }
     }

@@ -21,15 +21,15 @@ pub struct TapSpec {
     #[serde(default = "one", deserialize_with = "Queues::read")]
     #[schemars(with = "Queues")]
     pub queues: u16,
-    /// Whether partial checksums and unsegmented packets are exchanged with the kernel.
+    /// Whether checksum and segmentation offloads are used between the port and the kernel.
     #[serde(default = "yes", deserialize_with = "Switch::read")]
     #[schemars(with = "Switch")]
     pub offloads: bool,
-    /// Ethernet address of the kernel's interface; `None`: the kernel chooses one, or the interface keeps its own.
+    /// Ethernet address of the kernel's interface. Default: chosen by the kernel, or that of an existing interface.
     #[serde(default, deserialize_with = "Station::optional")]
     #[schemars(with = "Station")]
     pub mac: Option<MacAddr>,
-    /// MTU of the kernel's interface; `None`: 1500, or the interface keeps its own.
+    /// MTU of the kernel's interface. Default: 1500, or that of an existing interface.
     #[serde(default, deserialize_with = "Mtu::optional")]
     #[schemars(with = "Mtu")]
     pub mtu: Option<u16>,

@@ -63,7 +63,7 @@ impl<'a> Pairs<'a> {
             };
             if pairs.iter().any(|(other, _)| *other == key) {
                 return Err(match positional.contains(&key) {
-                    true => format!("key '{key}' is not known: its value comes first, without the key"),
+                    true => format!("write the value of '{key}' first, without the key"),
                     false => format!("key '{key}' is given twice, expected it once"),
                 });
             }

@@ -87,7 +87,7 @@ fn text<'de, D: Deserializer<'de>, T>(
     deserializer: D,
     read: impl Fn(&str) -> Result<T, String>,
 ) -> Result<T, D::Error> {
-    let found = scalar(deserializer, "a text", |found| match found {
+    let found = scalar(deserializer, "a string", |found| match found {
         Found::Text(text) => Some(text.to_owned()),
         _ => None,
     })?;
@@ -235,10 +235,12 @@ pub(super) struct Mebibytes;
 
 impl Mebibytes {
     pub(super) fn optional<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
-        let size = scalar(deserializer, "MiB from 1 on, or such as 512M or 4G", |found| match found {
-            Found::Number(number) => u32::try_from(number).ok().filter(|size| *size > 0),
-            Found::Text(text) => Self::parse(text),
-            _ => None,
+        let size = scalar(deserializer, "a size of at least 1 MiB, such as 512 (MiB), 512M or 4G", |found| {
+            match found {
+                Found::Number(number) => u32::try_from(number).ok().filter(|size| *size > 0),
+                Found::Text(text) => Self::parse(text),
+                _ => None,
+            }
         });
         size.map(Some)
     }
@@ -327,7 +329,7 @@ impl Station {
         let mac: MacAddr = text(deserializer, |text| text.parse().map_err(|error| format!("{error}")))?;
         match mac.is_unicast() {
             true => Ok(Some(mac)),
-            false => Err(D::Error::custom("expected the address of one station")),
+            false => Err(D::Error::custom("expected a unicast MAC address")),
         }
     }
 }
@@ -366,7 +368,7 @@ impl Interface {
                 ));
             }
             if name.is_empty() || name.contains(bad) || matches!(name, "." | "..") {
-                return Err(format!("interface name '{name}': expected one without '/', ':' and blanks"));
+                return Err(format!("interface name '{name}': expected one without '/', ':' or whitespace"));
             }
             Ok(name.into())
         })
@@ -380,7 +382,7 @@ pub(super) struct Bracketed;
 
 impl Bracketed {
     pub(super) fn optional<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
-        let expected = "a text, on the command line in brackets";
+        let expected = "a string, on the command line in brackets";
         let text = scalar(deserializer, expected, |found| match found {
             Found::Text(text) => Some(inner(text).to_owned()).filter(|text| !text.is_empty()),
             _ => None,

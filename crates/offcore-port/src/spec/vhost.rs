@@ -62,7 +62,7 @@ pub struct VhostSpec {
     #[serde(default = "yes", deserialize_with = "Switch::read")]
     #[schemars(with = "Switch")]
     pub offloads: bool,
-    /// Maximum memory of the guest in MiB; `None`: the memory of the machine.
+    /// Maximum memory of the guest in MiB. Default: the memory of the machine.
     #[serde(default, deserialize_with = "Mebibytes::optional")]
     #[schemars(with = "Mebibytes")]
     pub max_memory: Option<u32>,
@@ -78,7 +78,7 @@ impl VhostSpec {
         let access = [("owner", self.owner), ("group", self.group), ("mode", self.mode)];
         match access.into_iter().find(|(_, given)| self.client && given.is_some()) {
             Some((key, _)) => {
-                Err(format!("{key} is for a socket that the port creates, and with client it creates none"))
+                Err(format!("{key} is for a socket that the port creates, and a client port creates none"))
             }
             None => Ok(self),
         }

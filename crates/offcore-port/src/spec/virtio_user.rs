@@ -69,7 +69,7 @@ pub struct VirtioUserSpec {
     #[serde(default, deserialize_with = "Account::user")]
     #[schemars(with = "Account")]
     pub peer: Option<u32>,
-    /// Ethernet address; `None`: derived from the port's specification.
+    /// Ethernet address. Default: derived from the port's specification.
     #[serde(default, deserialize_with = "Station::optional")]
     #[schemars(with = "Station")]
     pub mac: Option<MacAddr>,

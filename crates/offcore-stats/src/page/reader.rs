@@ -52,7 +52,11 @@ impl Schema {
             fields.next().is_none().then_some(column)
         };
         let columns: Vec<Column> = lines.map(column).collect::<Option<_>>()?;
-        (columns.len() <= Family::MOST).then(|| Self { name: name.into(), help: help.into(), columns })
+        (columns.len() <= Family::MAX_COUNTERS).then(|| Self {
+            name: name.into(),
+            help: help.into(),
+            columns,
+        })
     }
 }
 
@@ -201,8 +205,8 @@ impl Reading<'_> {
 
     /// Whether everything that was read since the load of `sequence` belongs to the same content of the slot. The
     /// writer changes the sequence before it overwrites labels, and before it creates a block with the same space. The
-    /// new owner gets the block by a synchronization with the writer, and each processor that Offcore supports shows
-    /// stores in an order to all others that respects this.
+    /// new owner receives the block through a synchronizing operation, so its stores follow the writer's. The supported
+    /// processors are multi-copy atomic, so all readers see this order.
     fn is_unchanged(&self, slot: u32, sequence: u64) -> Result<bool, PageError> {
         fence(Ordering::Acquire);
         Ok(self.memory.field(slot, Field::Sequence)?.load(Ordering::Relaxed) == sequence)
