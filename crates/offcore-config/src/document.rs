@@ -10,6 +10,12 @@ use toml::de::{DeTable, DeValue, ValueDeserializer};
 
 /// Maximum length of a file in bytes.
 pub const MAX_FILE: u64 = 1 << 20;
+/// Reading ends after this number of problems.
+const MAX_PROBLEMS: usize = 50;
+/// Maximum length of a key, a value or a name in messages, in characters.
+const MAX_SHOWN: usize = 200;
+/// Maximum length of a misspelt word for which the right one is suggested, in bytes.
+const MAX_SUGGESTED: usize = 64;
 
 /// A problem in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,10 +61,11 @@ pub(crate) type Value<'i> = Spanned<DeValue<'i>>;
 /// A file while it is read.
 #[derive(Debug)]
 pub(crate) struct Document<'i> {
-    text: &'i str,
     /// The tables that are not read yet.
     pub root: Table<'i>,
     pub problems: Vec<Problem>,
+    /// Offsets of the ends of lines.
+    lines: Vec<usize>,
     /// Keys and their places, for problems that are found later.
     places: Vec<(String, Range<usize>)>,
 }
@@ -67,7 +74,8 @@ impl<'i> Document<'i> {
     /// Parses a file. Syntax errors are in `problems`; the rest of the file is read.
     pub(crate) fn parse(text: &'i str) -> Self {
         let (root, errors) = DeTable::parse_recoverable(text);
-        let mut document = Self { text, root: root.into_inner(), problems: Vec::new(), places: Vec::new() };
+        let lines = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n').map(|(at, _)| at).collect();
+        let mut document = Self { root: root.into_inner(), problems: Vec::new(), lines, places: Vec::new() };
         for error in errors {
             let at = error.span();
             document.add(at, "", error.message().trim().replace('\n', ", "));
@@ -77,8 +85,8 @@ impl<'i> Document<'i> {
 
     /// Adds a problem at a place in the file.
     pub(crate) fn add(&mut self, at: Option<Range<usize>>, key: &str, text: impl Into<String>) {
-        let line = at.map(|at| self.text.bytes().take(at.start).filter(|byte| *byte == b'\n').count() + 1);
-        self.problems.push(Problem { line, key: key.into(), text: text.into() });
+        let line = at.map(|at| self.lines.partition_point(|end| *end < at.start) + 1);
+        self.problems.push(Problem { line, key: printable(key), text: printable(&text.into()) });
     }
 
     /// Adds a problem of a key that was read before. For an absent key, the line is that of the nearest table.
@@ -159,7 +167,7 @@ impl<'i> Document<'i> {
         self.note_places(&table, key);
         let mut removed = BTreeSet::new();
         let mut value = None;
-        loop {
+        while self.problems.len() < MAX_PROBLEMS {
             let spanned = Spanned::new(at.clone(), DeValue::Table(table.clone()));
             match read(ValueDeserializer::from(spanned)) {
                 Ok(read) => {
@@ -204,6 +212,13 @@ impl<'i> Document<'i> {
     }
 }
 
+/// Returns a text in which control characters are escaped, because keys and names are the file's. It is shortened.
+fn printable(text: &str) -> String {
+    let shown: String =
+        text.chars().take(MAX_SHOWN).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
+    if shown.len() < text.len() && text.chars().nth(MAX_SHOWN).is_some() { shown + "..." } else { shown }
+}
+
 /// Removes the innermost entry at `span`. Returns its path, its value as written, and its place.
 fn remove_at(table: &mut Table<'_>, span: &Range<usize>) -> Option<(String, String, Range<usize>)> {
     let covers = |place: Range<usize>| place.start <= span.start && span.end <= place.end;
@@ -240,25 +255,31 @@ fn reworded(message: &str) -> String {
     if let Some(rest) = text.strip_prefix("unknown field '") {
         let (found, rest) = rest.split_once('\'').unwrap_or((rest, ""));
         let known = rest.trim_start_matches(", expected ").trim_start_matches("one of ");
-        return unknown(found, known.split(", ").map(|key| key.trim_matches('\'')));
+        return unknown("key", found, known.split(", ").map(|key| key.trim_matches('\'')));
     }
     if let Some(rest) = text.strip_prefix("missing field ") {
         return format!("key {rest} is missing");
     }
     match text.split_once(", expected ") {
-        Some((found, expected)) if found.starts_with("invalid ") => format!("expected {expected}"),
+        Some((found, expected)) if found.starts_with("invalid ") => match expected {
+            "usize" | "u64" | "u32" | "u16" | "u8" | "i32" => "expected a number".into(),
+            "a sequence" => "expected a list".into(),
+            "a boolean" => "expected true or false".into(),
+            _ if expected.starts_with("struct ") => "expected a table".into(),
+            _ => format!("expected {expected}"),
+        },
         _ => text,
     }
 }
 
-/// The message for a key that is not known.
-pub(crate) fn unknown<'a>(found: &str, known: impl Iterator<Item = &'a str>) -> String {
+/// The message for a `thing`, such as a key, that is not known.
+pub(crate) fn unknown<'a>(thing: &str, found: &str, known: impl Iterator<Item = &'a str>) -> String {
     let known: Vec<&str> = known.filter(|key| !key.is_empty()).collect();
     let distance = |key: &&&str| strsim::damerau_levenshtein(key, found);
-    let close = known.iter().min_by_key(distance).filter(|key| distance(key) <= 1 + found.len() / 4);
-    match close {
-        Some(close) => format!("unknown key, did you mean '{close}'?"),
-        None if known.is_empty() => "unknown key: no key is expected here".into(),
-        None => format!("unknown key, expected one of {}", known.join(", ")),
+    let close = known.iter().filter(|key| found.len().max(key.len()) <= MAX_SUGGESTED).min_by_key(distance);
+    match close.filter(|key| distance(key) <= 1 + found.len() / 4) {
+        Some(close) => format!("unknown {thing}, did you mean '{close}'?"),
+        None if known.is_empty() => format!("unknown {thing}: no {thing} is expected here"),
+        None => format!("unknown {thing}, expected one of {}", known.join(", ")),
     }
 }

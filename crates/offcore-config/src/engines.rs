@@ -10,6 +10,11 @@ use crate::document::{Document, unknown};
 use crate::ports::{QueueCopies, check_name};
 use crate::sections::{DmaDevice, Engine, HelperThread, SimulatedDevice, WorkQueues};
 
+/// Maximum length of the name of a DMA device in bytes: labels of statistics contain it.
+const MAX_DEVICE: usize = 48;
+/// Maximum number of a simulated device's work queue.
+const MAX_WORK_QUEUE: u32 = 127;
+
 /// The channels of a file's engines, by the engine's name.
 #[derive(Debug, Default)]
 pub(crate) struct Channels {
@@ -60,6 +65,25 @@ pub(crate) fn read(document: &mut Document<'_>) -> Channels {
     channels
 }
 
+/// Returns the half's part of a queue's name.
+fn half_name(half: QueueHalf) -> &'static str {
+    match half {
+        QueueHalf::Rx => "rx",
+        QueueHalf::Tx => "tx",
+    }
+}
+
+/// Checks the name of a work queue, such as `wq0.1` or `wq0.1/direct`.
+fn check_work_queue(name: &str) -> Result<(), String> {
+    let queue = name.split('/').next().unwrap_or_default();
+    let numbers = queue.strip_prefix("wq").and_then(|numbers| numbers.split_once('.'));
+    let is_number = |text: &str| text.parse::<u16>().is_ok();
+    match numbers.is_some_and(|(device, queue)| is_number(device) && is_number(queue)) {
+        true => Ok(()),
+        false => Err(format!("work queue '{name}': expected wqN.M, such as wq0.1")),
+    }
+}
+
 impl Channels {
     /// Returns the simulated devices.
     pub(crate) fn simulators(&self) -> Vec<Simulator> {
@@ -71,11 +95,18 @@ impl Channels {
             Engine::Core(HelperThread { lcore }) => vec![format!("core:{lcore}")],
             Engine::Dsa(WorkQueues { work_queues }) if work_queues.is_empty() => vec!["dsa:auto".into()],
             Engine::Dsa(WorkQueues { work_queues }) => {
+                work_queues.iter().try_for_each(|queue| check_work_queue(queue))?;
                 work_queues.iter().map(|queue| format!("dsa:{queue}")).collect()
+            }
+            Engine::DmaDev(DmaDevice { device }) if device.is_empty() || device.len() > MAX_DEVICE => {
+                return Err(format!("device '{device}': expected a name of 1 to {MAX_DEVICE} bytes"));
             }
             Engine::DmaDev(DmaDevice { device }) => vec![format!("dmadev:{device}")],
             Engine::Simulator(device) => {
                 let queues = if device.work_queues.is_empty() { vec![0] } else { device.work_queues.clone() };
+                if let Some(queue) = queues.iter().find(|queue| **queue > MAX_WORK_QUEUE) {
+                    return Err(format!("work queue {queue}: expected 0 to {MAX_WORK_QUEUE}"));
+                }
                 let number = self.add_simulator(device)?;
                 queues.iter().map(|queue| format!("dsa-sim{number}:wq{number}.{queue}")).collect()
             }
@@ -99,6 +130,9 @@ impl Channels {
         let given: Vec<String> =
             keys.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value?))).collect();
         let is_described = !given.is_empty() || lcore.is_some();
+        if let Some(part) = given.iter().find(|part| part.contains(',')) {
+            return Err(format!("{part}: expected no ','"));
+        }
         let text = given.join(",");
         let options: SimOptions = text.parse().map_err(|error: SimError| error.to_string())?;
         let number =
@@ -143,7 +177,7 @@ impl Channels {
                 let known = self.by_engine.keys().map(String::as_str);
                 let text = match self.by_engine.is_empty() {
                     true => format!("engine '{name}' is not defined: add [engines.{name}]"),
-                    false => format!("engine '{name}': {}", unknown(name, known).replace("key", "engine")),
+                    false => format!("engine '{name}': {}", unknown("engine", name, known)),
                 };
                 document.add_about(&format!("{path}.{key}"), text);
             }
@@ -165,11 +199,26 @@ impl Channels {
             };
             let channels: Vec<String> =
                 engines.iter().filter_map(|name| self.by_engine.get(name)).flatten().cloned().collect();
+            if let Some(twice) =
+                channels.iter().enumerate().find(|(at, channel)| channels[..*at].contains(channel))
+            {
+                let text = format!("channel {} occurs twice: name each engine once", twice.1);
+                document.add_about(&format!("{path}.{key}"), text);
+            }
             for queue in numbers {
                 entries.retain(|entry: &Entry| (entry.half, entry.queue) != (half, queue));
-                let name = format!("{}q{queue}", if half == QueueHalf::Rx { "rx" } else { "tx" });
+                let name = format!("{}q{queue}", half_name(half));
                 let weight = copies.weights.get(&name).copied().unwrap_or(1);
                 entries.push(Entry { port, half, queue, weight, channels: channels.clone() });
+            }
+        }
+        for key in copies.weights.keys() {
+            let has_queue = |entry: &Entry| format!("{}q{}", half_name(entry.half), entry.queue) == *key;
+            if !entries.iter().any(has_queue) {
+                document.add_about(
+                    &format!("{path}.weights"),
+                    format!("{key}: no engine is assigned to this queue"),
+                );
             }
         }
         entries

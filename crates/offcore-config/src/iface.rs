@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use offcore_flow::switch::HostIface;
 use offcore_port::PortError;
-use offcore_port::spec::{PortSpec, split_fields};
+use offcore_port::spec::{PortSpec, TapSpec, split_fields};
 use offcore_tcp::proto::{Prefix, Route};
 use offcore_wire::MacAddr;
 
@@ -47,7 +47,7 @@ impl FromStr for HostPort {
         if let Some(mtu) = iface.mtu {
             set_mtu(&mut spec, mtu);
         }
-        complete(&mut iface, &spec, rest.first().copied().unwrap_or(text));
+        complete(&mut iface, &spec);
         Ok(Self { spec, iface })
     }
 }
@@ -102,11 +102,14 @@ pub(crate) fn set_mtu(spec: &mut PortSpec, mtu: u16) {
     }
 }
 
-/// Chooses the Ethernet address of a host on a TAP port, whose own address belongs to the kernel. `name` distinguishes
-/// the ports of a host without addresses.
-pub(crate) fn complete(iface: &mut HostIface, spec: &PortSpec, name: &str) {
-    if matches!(spec.bare(), PortSpec::Tap(_)) && iface.mac.is_none() {
-        iface.mac = Some(iface.addresses.first().map_or_else(|| named_mac(name), own_mac));
+/// Chooses the Ethernet address of a host on a TAP port, whose own address belongs to the kernel. Without addresses, it
+/// depends on the interface's name.
+pub(crate) fn complete(iface: &mut HostIface, spec: &PortSpec) {
+    if let PortSpec::Tap(TapSpec { name, .. }) = spec.bare()
+        && iface.mac.is_none()
+    {
+        let named = || named_mac(&format!("tap:{name}"));
+        iface.mac = Some(iface.addresses.first().map_or_else(named, own_mac));
     }
 }
 

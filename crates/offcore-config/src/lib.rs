@@ -40,8 +40,9 @@ pub fn read(path: &Path) -> Result<Plan, Problems> {
         list: vec![Problem { line: None, key: String::new(), text }],
     };
     let mut bytes = Vec::new();
-    let opened = File::open(path).and_then(|opened| match opened.metadata()?.is_file() {
-        true => opened.take(MAX_FILE + 1).read_to_end(&mut bytes),
+    // A pipe or a device could block.
+    let opened = std::fs::metadata(path).and_then(|found| match found.is_file() {
+        true => File::open(path)?.take(MAX_FILE + 1).read_to_end(&mut bytes),
         false => Err(std::io::Error::other("not a regular file")),
     });
     opened.map_err(|error| whole(format!("cannot be read: {error}")))?;

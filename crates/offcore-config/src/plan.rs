@@ -1,5 +1,6 @@
 //! From a file to the configuration of a switch.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -22,7 +23,7 @@ use crate::document::{Document, Problems, unknown};
 use crate::engines::Channels;
 use crate::names::{Key, Names, Refusal};
 use crate::ports::{ForwardingKeys, Keys, Port, PortKeys, QueueCopies, check_name};
-use crate::sections::{Copies, Forward, Pool, Process, Section};
+use crate::sections::{Copies, Forward, Gpu, Pool, Process, Section};
 use crate::{engines, ports};
 
 /// The version of the file's format.
@@ -101,11 +102,9 @@ impl Reading<'_, '_> {
         let process: Option<Process> = self.section("process");
         let copies: Option<Copies> = self.section("copies");
         let mut channels = engines::read(self.document);
+        let is_host = ["tcp", "epping"].into_iter().any(|key| self.document.root.contains_key(key));
         let section = self.system();
-        let keys = match section {
-            Some(Section::Tcp(_) | Section::Epping(_)) => Keys::Host,
-            _ => Keys::Forwarding,
-        };
+        let keys = if is_host { Keys::Host } else { Keys::Forwarding };
         let ports = ports::read(self.document, keys);
         let mirrors = self.mirrors();
         self.unknown_sections();
@@ -121,14 +120,19 @@ impl Reading<'_, '_> {
         let dma = self.dma(&section, &ports, &mut channels, count);
         channels.check_used(self.document);
         let mode = self.mode(&copies, &dma)?;
-        let lcores = match lcores {
-            Some(lcores) => lcores,
-            None => vec![self.refused(Key::Lcores, free_lcore(&channels.simulators(), &dma))?],
-        };
+        let lcores = self.lcores(lcores, &section, &ports, &channels.simulators(), &dma)?;
         let (run, system) = self.run(&section, &ports, lcores.len(), &process)?;
         let burst = match &section {
-            // Packets that are submitted together must be received together.
-            Section::Copy(copy) => process.burst.unwrap_or(0).max(copy.burst()),
+            Section::Copy(copy) => {
+                let least = copy.copying(None, EthPeers::new(), 1).batch;
+                if process.burst.is_some_and(|burst| burst < least) {
+                    let text = format!(
+                        "expected at least {least}, the batch of [copy]: its packets are received together"
+                    );
+                    self.document.add_about(Key::Burst.path(), text);
+                }
+                process.burst.unwrap_or_else(|| copy.burst())
+            }
             _ => process.burst.unwrap_or_else(|| section.burst()),
         };
         let work = match &section {
@@ -223,7 +227,7 @@ impl Reading<'_, '_> {
         let rest: Vec<_> =
             self.document.root.iter().map(|(key, _)| (key.get_ref().to_string(), key.span())).collect();
         for (key, at) in rest {
-            let text = unknown(&key, known.into_iter().chain(SYSTEMS)).replace("key", "section");
+            let text = unknown("section", &key, known.into_iter().chain(SYSTEMS));
             self.document.add(Some(at), &key, text);
         }
     }
@@ -266,6 +270,9 @@ impl Reading<'_, '_> {
             Section::Gpu(gpu) => gpu.work.steer.as_ref(),
             _ => None,
         };
+        if let Some((_, at)) = mirrors.iter().find(|(mirror, _)| Some(&mirror.to) == steer) {
+            self.document.add(Some(at.clone()), "mirror.to", "this port is the target of gpu.work.steer");
+        }
         let targets: Vec<&String> = mirrors.iter().map(|(mirror, _)| &mirror.to).chain(steer).collect();
         let (targets, mut ordered): (Vec<Port>, Vec<Port>) =
             ports.into_iter().partition(|port| targets.contains(&&port.name));
@@ -290,7 +297,7 @@ impl Reading<'_, '_> {
                 let found = ports.iter().position(|port| port.name == name);
                 if found.is_none() {
                     let names = ports.iter().map(|port| port.name.as_str());
-                    let text = format!("port '{name}': {}", unknown(name, names).replace("key", "port"));
+                    let text = format!("port '{name}': {}", unknown("port", name, names));
                     self.document.add(Some(at.clone()), &format!("mirror.{key}"), text);
                 }
                 found
@@ -299,7 +306,13 @@ impl Reading<'_, '_> {
             let direction: Result<Direction, String> =
                 direction.as_ref().map_or(Ok(Direction::Both), |text| text.parse());
             match (port, to, direction) {
-                (Some(port), Some(to), Ok(direction)) => resolved.push(Mirror { port, direction, to }),
+                (Some(port), Some(to), Ok(direction)) => {
+                    let mirror = Mirror { port, direction, to };
+                    if resolved.contains(&mirror) {
+                        self.document.add(Some(at.clone()), "mirror", "the same mirror occurs twice");
+                    }
+                    resolved.push(mirror);
+                }
                 (_, _, Err(error)) => self.document.add(Some(at.clone()), "mirror.direction", error),
                 _ => return None,
             }
@@ -378,22 +391,33 @@ impl Reading<'_, '_> {
                 if switch.mode() != Forward::L2 {
                     self.refuse_learning(ports);
                 }
+                let sets_no_address =
+                    matches!(switch.mode(), Forward::Io | Forward::Macswap | Forward::L2 | Forward::Rxonly);
+                if sets_no_address || switch.mac_updating == Some(false) {
+                    self.refuse_eth_peers(ports);
+                }
                 let (eth_peers, bridge) = (eth_peers(ports), self.bridge(ports)?);
                 let run = self.accepted(switch.run(Names::File, eth_peers, bridge))?;
                 Some((run, System::Switch))
             }
             Section::Copy(copy) => {
                 self.refuse_learning(ports);
+                if copy.mac_updating == Some(false) {
+                    self.refuse_eth_peers(ports);
+                }
                 let copying = copy.copying(None, eth_peers(ports), lcores);
                 Some((Run::Copy(copying), System::Copy))
             }
             Section::Gpu(gpu) => {
                 self.refuse_learning(ports);
+                self.refuse_eth_peers(ports);
                 let elsewhere = gpu.work.steer.as_ref();
                 let elsewhere = elsewhere.and_then(|name| ports.iter().position(|port| port.name == *name));
                 let pages = process.pool.pages.unwrap_or_default();
                 let mut working = self.accepted(gpu.working(Names::File, elsewhere, pages))?;
                 working.patterns = self.accepted(gpu.read_patterns(Names::File))?;
+                let specs: Vec<PortSpec> = ports.iter().map(|port| port.spec.clone()).collect();
+                self.accepted(Gpu::check_ports(Names::File, working.memory, &specs))?;
                 Some((Run::Pipelines(working), System::Gpu))
             }
             Section::Tcp(tcp) => {
@@ -469,6 +493,42 @@ impl Reading<'_, '_> {
         }
     }
 
+    /// Refuses addresses of peers that no packet gets.
+    fn refuse_eth_peers(&mut self, ports: &[Port]) {
+        for port in ports {
+            if matches!(&port.keys, PortKeys::Forwarding(ForwardingKeys { eth_peer: Some(_), .. })) {
+                let text = "this system sets no destination addresses: remove it";
+                self.document.add_about(&format!("port.{}.eth_peer", port.name), text);
+            }
+        }
+    }
+
+    /// Returns the given lcores, each once, or those that nothing else uses.
+    fn lcores(
+        &mut self,
+        given: Option<Vec<usize>>,
+        section: &Section,
+        ports: &[Port],
+        simulators: &[Simulator],
+        dma: &DmaMap,
+    ) -> Option<Vec<usize>> {
+        match (given, section) {
+            (Some(given), _) => {
+                if let Some((_, twice)) =
+                    given.iter().enumerate().find(|(at, lcore)| given[..*at].contains(lcore))
+                {
+                    self.document.add_about(Key::Lcores.path(), format!("lcore {twice} occurs twice"));
+                }
+                Some(given)
+            }
+            (None, Section::Gpu(gpu)) => {
+                let pipelines = ports.iter().map(|port| usize::from(port.spec.queues())).sum();
+                self.refused(Key::Lcores, gpu.lcores(pipelines))
+            }
+            (None, _) => self.refused(Key::Lcores, free_lcore(simulators, dma)).map(|lcore| vec![lcore]),
+        }
+    }
+
     fn refused_duplicates(&mut self, names: &[String], ports: &[PortSpec]) {
         let labels: Vec<String> = names.iter().map(|name| format!("port '{name}'")).collect();
         if let Err(text) = check_duplicates(ports, &labels) {
@@ -500,9 +560,10 @@ pub fn check_duplicates(ports: &[PortSpec], labels: &[String]) -> Result<(), Str
         PortSpec::Pcap(pcap) => pcap.output.clone().map(|path| ("write", path)),
         _ => None,
     };
+    let mut makers = HashMap::new();
     for (index, port) in ports.iter().enumerate() {
-        let other = ports[..index].iter().position(|other| made(port).is_some() && made(other) == made(port));
-        if let (Some(other), Some((does, what))) = (other, made(port)) {
+        let Some((does, what)) = made(port) else { continue };
+        if let Some(other) = makers.insert((does, what.clone()), index) {
             let (one, two) = (&labels[other], &labels[index]);
             return Err(format!(
                 "{one} and {two}: both {does} {}; expected a different one for each",

@@ -196,8 +196,9 @@ impl QueueCopies {
 
     fn check(key: &str) -> Result<(), String> {
         let half = key.strip_prefix("rx").or(key.strip_prefix("tx"));
-        let is_queue =
-            |rest: &str| rest.strip_prefix('q').is_some_and(|number| number.parse::<u16>().is_ok());
+        // One way to write a number: no sign and no leading zeros.
+        let is_number = |text: &str| text.parse::<u16>().is_ok_and(|number| number.to_string() == text);
+        let is_queue = |rest: &str| rest.strip_prefix('q').is_some_and(is_number);
         match half.is_some_and(|rest| rest.is_empty() || is_queue(rest)) {
             true => Ok(()),
             false => Err(format!("'{key}': expected rx, tx, rxqN, txqN or weights")),
@@ -224,7 +225,11 @@ impl<'de> Deserialize<'de> for QueueCopies {
                         continue;
                     }
                     QueueCopies::check(&key).map_err(A::Error::custom)?;
-                    copies.queues.insert(key, map.next_value()?);
+                    let engines: Vec<String> = map.next_value()?;
+                    if engines.is_empty() {
+                        return Err(A::Error::custom(format_args!("{key}: expected one engine at least")));
+                    }
+                    copies.queues.insert(key, engines);
                 }
                 match copies.weights.iter().find(|(key, weight)| {
                     **weight == 0 || QueueCopies::check(key).is_err() || !key.contains('q')
@@ -251,7 +256,7 @@ impl JsonSchema for QueueCopies {
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        let engines = json_schema!({ "type": "array", "items": { "type": "string" } });
+        let engines = json_schema!({ "type": "array", "items": { "type": "string" }, "minItems": 1 });
         json_schema!({
             "type": "object",
             "properties": {
@@ -259,11 +264,11 @@ impl JsonSchema for QueueCopies {
                 "tx": engines,
                 "weights": {
                     "type": "object",
-                    "patternProperties": { "^[rt]xq[0-9]+$": { "type": "integer", "minimum": 1, "maximum": 65535 } },
+                    "patternProperties": { "^[rt]xq(0|[1-9][0-9]*)$": { "type": "integer", "minimum": 1, "maximum": 65535 } },
                     "additionalProperties": false
                 }
             },
-            "patternProperties": { "^[rt]xq[0-9]+$": engines },
+            "patternProperties": { "^[rt]xq(0|[1-9][0-9]*)$": engines },
             "additionalProperties": false
         })
     }
@@ -439,13 +444,16 @@ fn host(
         document.add(Some(at.clone()), path, error);
         return None;
     }
-    iface::complete(&mut iface, spec, &spec.to_string());
+    iface::complete(&mut iface, spec);
     Some((impair, PortKeys::Host(iface)))
 }
 
 impl Vlan {
     /// Returns the rule for port number `port`.
     pub(crate) fn rule(&self, port: usize) -> Result<VlanRule, String> {
+        if self.trunk.iter().any(|trunk| trunk.contains('=')) {
+            return Err("trunk: expected VLANs and ranges, such as \"10,20-29\"".into());
+        }
         let rule = match (self.access, &self.trunk, self.native) {
             (Some(access), None, None) => format!("{port}=access:{access}"),
             (None, Some(trunk), None) => format!("{port}=trunk:{trunk}"),
@@ -459,6 +467,9 @@ impl Vlan {
 impl Stations {
     /// Returns the rule for port number `port`.
     pub(crate) fn rule(&self, port: usize) -> Result<StationRule, String> {
+        if let Some(wrong) = self.addresses.iter().find(|address| address.parse::<MacAddr>().is_err()) {
+            return Err(format!("'{wrong}': expected a MAC address, such as 52:54:00:00:00:02"));
+        }
         let mut parts = self.addresses.clone();
         parts.extend(self.locked.then(|| "locked".into()));
         match parts.is_empty() {

@@ -103,8 +103,10 @@ fn engines(config: &SwitchConfig) -> Result<Named, String> {
     let mut described = Vec::new();
     for channel in config.dma.entries.iter().flat_map(|entry| &entry.channels) {
         let (kind, which) = channel.split_once(':').unwrap_or((channel, ""));
-        let name: String =
-            channel.chars().map(|c| if matches!(c, ':' | '/') { '-' } else { c }).take(31).collect();
+        if engines.values().any(|(_, known)| known == channel) {
+            continue;
+        }
+        let name = engine_name(channel, &engines);
         let engine = match kind {
             "core" => Engine::Core(HelperThread { lcore: which.parse().unwrap_or_default() }),
             "dsa" if which == "auto" => Engine::Dsa(WorkQueues { work_queues: Vec::new() }),
@@ -114,14 +116,24 @@ fn engines(config: &SwitchConfig) -> Result<Named, String> {
             _ => {
                 let simulator = config.simulators.iter().find(|simulator| simulator.name() == kind);
                 let simulator = simulator.ok_or_else(|| format!("channel '{channel}' has no device"))?;
-                let is_first = !described.contains(&simulator.number) && !engines.contains_key(&name);
+                let is_first = !described.contains(&simulator.number);
                 described.push(simulator.number);
                 simulated(simulator, which, is_first)?
             }
         };
-        engines.entry(name).or_insert((engine, channel.clone()));
+        engines.insert(name, (engine, channel.clone()));
     }
     Ok(engines)
+}
+
+/// Returns a name for the engine of a channel that no other engine has.
+fn engine_name(channel: &str, engines: &Named) -> String {
+    let is_known = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let name: String = channel.chars().map(|c| if is_known(c) { c } else { '-' }).take(24).collect();
+    match engines.contains_key(&name) {
+        false => name,
+        true => format!("{name}-{}", engines.len()),
+    }
 }
 
 fn simulated(simulator: &Simulator, which: &str, is_first: bool) -> Result<Engine, String> {
@@ -185,6 +197,8 @@ fn port_table(index: usize, spec: &PortSpec) -> Ordered {
     for (key, value) in keys {
         let value = match value.as_deref() {
             _ if key == "dmas" => continue,
+            Some(text) if matches!(&*key, "args" | "rss") => bracketed(text).into(),
+            Some(text) if STRINGS.contains(&&*key) => text.into(),
             None | Some("on") => Value::Boolean(true),
             Some("off") => Value::Boolean(false),
             Some(text) => scalar(text),
@@ -203,12 +217,17 @@ fn port_table(index: usize, spec: &PortSpec) -> Ordered {
     table
 }
 
-/// Returns a number as an integer, unless it begins with a zero like permissions do.
+/// Keys of ports whose values are strings, even if they look like numbers or switches.
+const STRINGS: [&str; 8] = ["device", "fanout", "input", "interface", "mac", "mode", "output", "socket"];
+
+/// Returns a number as an integer.
 fn scalar(text: &str) -> Value {
-    match text.parse() {
-        Ok(number) if text == "0" || !text.starts_with(['0', '+']) => Value::Integer(number),
-        _ => Value::String(text.trim_start_matches('[').trim_end_matches(']').into()),
-    }
+    text.parse().map_or_else(|_| Value::String(text.into()), Value::Integer)
+}
+
+/// Returns the text inside the brackets, if there are any.
+fn bracketed(text: &str) -> &str {
+    text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text)
 }
 
 fn forwarding_port(

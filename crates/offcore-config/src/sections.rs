@@ -14,9 +14,9 @@ use offcore_port::spec::values::Number;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::values::{Choice, Time, choice, time};
+use crate::values::{Choice, Time, choice, write_time};
 
-pub use gpu::{Gpu, OnMatch, Work, WorkKind};
+pub use gpu::{Gpu, OnMatch, Work, WorkKind, device_name};
 pub use host::{Epping, Tcp};
 pub use switch::{Copy, Forward, Switch};
 
@@ -202,6 +202,8 @@ impl Engine {
     }
 }
 
+type MaxLatency = Time<1_000, 1_000_000_000>;
+
 /// `[copies]`: the choice of core or engine for copies of queues that name engines.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -213,7 +215,12 @@ pub struct Copies {
     pub mode: Option<Mode>,
     /// With mode auto: maximum time from the submission of a copy to the publication of its packet; the core copies if
     /// the engine takes longer.
-    #[serde(default, with = "time", skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Time")]
+    #[serde(
+        default,
+        deserialize_with = "MaxLatency::optional",
+        serialize_with = "write_time",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(with = "MaxLatency")]
     pub max_latency: Option<Duration>,
 }

@@ -215,12 +215,53 @@ fn settings_without_effect_are_refused() {
     for (text, expected) in [
         (format!("[tcp]\nallow = [\"root\"]\n{}", host("")), "add tcp.serve"),
         (format!("[tcp]\nservice = \"echo\"\nserve = \"/s\"\n{}", host("")), "cannot be used together"),
+        (format!("[epping]\nconnect = \"10.0.0.1:0\"\n{}", host("")), "expected ADDRESS:PORT"),
+        (format!("[tcp]\nserve = \"\"\n{}", host("")), "expected the path of a socket"),
         (format!("[tcp]\n{}", host("gateway = \"10.1.0.1\"")), "expected a gateway in the network"),
         (
             format!("[tcp]\n{}", host("vlan = { access = 10 }")),
             "port.a.vlan: found a table, expected a number from 1 to 4094",
         ),
         (format!("[gpu]\nblocks = 4\n{}", ports("")), "gpu.blocks is for a device"),
+        (
+            format!("[gpu]\n{}", ports("eth_peer = \"02:00:00:00:00:01\"")),
+            "port.a.eth_peer: this system sets no",
+        ),
+        (
+            format!("[gpu]\nworkload = \"kernel\"\ndevices = [\"cuda:x\"]\n{}", ports("")),
+            "'cuda:x' is no device",
+        ),
+        (
+            format!("[gpu]\nworkload = \"kernel\"\nmemory = \"direct\"\ndevices = [\"0\"]\n{}", ports("")),
+            "expected only ports dpdk:",
+        ),
+        (
+            format!("[switch]\nwork = \"2s\"\n{}", ports("")),
+            "switch.work: found \"2s\", expected a time from \"1ns\" to \"1s\"",
+        ),
+        (format!("[switch]\n{}", ports("copies = { tx = [] }")), "tx: expected one engine at least"),
+        (
+            format!("[switch]\n{}", ports("copies = { txq00 = [\"h\"] }")),
+            "'txq00': expected rx, tx, rxqN, txqN",
+        ),
+        (
+            format!("[switch]\n{}", ports("copies = { weights = { rxq0 = 3 } }")),
+            "rxq0: no engine is assigned to this queue",
+        ),
+        (
+            format!(
+                "[switch]\n{}[[mirror]]\nof = \"a\"\nto = \"b\"\n[[mirror]]\nof = \"a\"\nto = \"b\"\n",
+                ports("")
+            ),
+            "the same mirror occurs twice",
+        ),
+        (
+            format!(
+                "[switch]\nforward = \"l2\"\n{}",
+                ports("fdb = { addresses = [\"02:00:00:00:00:01,locked\"] }")
+            ),
+            "expected a MAC address",
+        ),
         (format!("[gpu]\nworkload = \"graph\"\n{}", ports("")), "needs gpu.devices"),
     ] {
         assert_refused(&text, expected);
@@ -277,6 +318,28 @@ fn name_is_the_files_name_by_default() {
     let text = format!("version = 1\n[switch]\n{}", ports(""));
     assert_eq!(parse(&text, "/etc/offcore/vswitch0.toml").unwrap().name, "vswitch0");
     assert!(parse(&text, "/etc/offcore/a b.toml").unwrap_err().to_string().contains("name 'a b'"));
+}
+
+#[test]
+fn process_settings_are_checked() {
+    let with = |lcores: &str, burst: &str, section: &str| {
+        problems(&format!("version = 1\n[process]\nlcores = {lcores}\n{burst}\n{section}\n{}", ports("")))
+    };
+    assert!(with("[0, 1, 0]", "", "[switch]").contains("process.lcores: lcore 0 occurs twice"));
+    assert!(with("[\"x\"]", "", "[switch]").contains("process.lcores: found a list, expected a number"));
+    assert!(with("[0]", "burst = 8", "[copy]").contains("process.burst: expected at least 32"));
+}
+
+#[test]
+fn hostile_texts_are_limited_and_escaped() {
+    let keys: String = (0..20_000).map(|key| format!("k{key} = 1\n")).collect();
+    let found = parse(&file(&format!("{keys}[switch]\n{}", ports(""))), "x").unwrap_err().list;
+    assert!((50..100).contains(&found.len()), "{} problems", found.len());
+    let long = problems(&file(&format!("[switch]\n\"{}\" = 1\n{}", "y".repeat(100_000), ports(""))));
+    assert!(long.len() < 1000, "{} bytes", long.len());
+    let forged =
+        problems(&file(&format!("[switch]\n\"a\\nother.toml:3: fine\\u001b[2J\" = 1\n{}", ports(""))));
+    assert!(forged.lines().count() == 1 && !forged.contains('\u{1b}'), "{forged:?}");
 }
 
 #[test]

@@ -86,11 +86,11 @@ pub(crate) mod choice {
     }
 }
 
-/// A whole number with a unit: ns, us, ms, s, m or h.
+/// A time from `MIN` to `MAX` nanoseconds: a whole number with a unit of ns, us, ms, s, m or h.
 #[derive(Debug)]
-pub(crate) struct Time;
+pub(crate) struct Time<const MIN: u64, const MAX: u64>;
 
-impl JsonSchema for Time {
+impl<const MIN: u64, const MAX: u64> JsonSchema for Time<MIN, MAX> {
     fn inline_schema() -> bool {
         true
     }
@@ -104,53 +104,47 @@ impl JsonSchema for Time {
     }
 }
 
-impl Time {
-    /// Units from large to small, in nanoseconds.
-    const UNITS: [(&'static str, u64); 6] = [
-        ("h", 3_600_000_000_000),
-        ("m", 60_000_000_000),
-        ("s", 1_000_000_000),
-        ("ms", 1_000_000),
-        ("us", 1_000),
-        ("ns", 1),
-    ];
-    /// The longest time: 1000 days.
-    const LONGEST: u64 = 1000 * 24 * Self::UNITS[0].1;
+/// Units from large to small, in nanoseconds.
+const UNITS: [(&str, u64); 6] = [
+    ("h", 3_600_000_000_000),
+    ("m", 60_000_000_000),
+    ("s", 1_000_000_000),
+    ("ms", 1_000_000),
+    ("us", 1_000),
+    ("ns", 1),
+];
 
-    fn parse(text: &str) -> Option<Duration> {
-        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-        let (number, unit) = text.split_at(digits);
-        let (_, factor) = Self::UNITS.iter().find(|(name, _)| *name == unit)?;
-        let nanos = number.parse::<u64>().ok()?.checked_mul(*factor)?;
-        (nanos <= Self::LONGEST).then_some(Duration::from_nanos(nanos))
-    }
-
-    /// Writes a time in the largest unit without a remainder.
-    pub(crate) fn show(time: Duration) -> String {
-        let nanos = time.as_nanos() as u64;
-        let unit = Self::UNITS.iter().skip(2).find(|(_, factor)| nanos.is_multiple_of(*factor));
-        let (name, factor) = unit.unwrap_or(&("ns", 1));
-        format!("{}{name}", nanos / factor)
+impl<const MIN: u64, const MAX: u64> Time<MIN, MAX> {
+    pub(crate) fn optional<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Duration>, D::Error> {
+        let [least, most] = [MIN, MAX].map(|nanos| show_time(Duration::from_nanos(nanos)));
+        let time = scalar(d, format!("a time from \"{least}\" to \"{most}\""), |found| match found {
+            Found::Text(text) => parse_time(text).filter(|nanos| (MIN..=MAX).contains(nanos)),
+            _ => None,
+        });
+        time.map(|nanos| Some(Duration::from_nanos(nanos)))
     }
 }
 
-/// Reads and writes a time.
-pub(crate) mod time {
-    use super::{Deserializer, Duration, Found, Serializer, Time, scalar};
+/// Parses a time in nanoseconds.
+fn parse_time(text: &str) -> Option<u64> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let (_, factor) = UNITS.iter().find(|(name, _)| *name == unit)?;
+    number.parse::<u64>().ok()?.checked_mul(*factor)
+}
 
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Duration>, D::Error> {
-        let time =
-            scalar(d, "a time such as \"20us\", with a unit of ns, us, ms, s, m or h", |found| match found {
-                Found::Text(text) => Time::parse(text),
-                _ => None,
-            });
-        time.map(Some)
-    }
+/// Writes a time in seconds, or the largest smaller unit without a remainder.
+pub(crate) fn show_time(time: Duration) -> String {
+    let nanos = time.as_nanos() as u64;
+    let unit = UNITS.iter().skip(2).find(|(_, factor)| nanos.is_multiple_of(*factor));
+    let (name, factor) = unit.unwrap_or(&("ns", 1));
+    format!("{}{name}", nanos / factor)
+}
 
-    #[allow(clippy::ref_option, reason = "serde passes fields by reference")]
-    pub(crate) fn serialize<S: Serializer>(time: &Option<Duration>, s: S) -> Result<S::Ok, S::Error> {
-        s.serialize_str(&time.map_or_else(String::new, Time::show))
-    }
+/// Writes a time for serde.
+#[allow(clippy::ref_option, reason = "serde passes fields by reference")]
+pub(crate) fn write_time<S: Serializer>(time: &Option<Duration>, s: S) -> Result<S::Ok, S::Error> {
+    s.serialize_str(&time.map_or_else(String::new, show_time))
 }
 
 /// A size in bytes from `MIN` to `MAX`, or with the suffix K, M or G (binary).
@@ -225,13 +219,12 @@ mod tests {
         for (text, nanos) in
             [("20us", 20_000), ("1500ms", 1_500_000_000), ("300s", 300_000_000_000), ("0s", 0)]
         {
-            let time = Time::parse(text).unwrap();
-            assert_eq!(time, Duration::from_nanos(nanos));
-            assert_eq!(Time::parse(&Time::show(time)), Some(time));
+            assert_eq!(parse_time(text), Some(nanos));
+            assert_eq!(parse_time(&show_time(Duration::from_nanos(nanos))), Some(nanos));
         }
-        assert_eq!(Time::parse("2m"), Some(Duration::from_secs(120)));
-        for wrong in ["", "5", "s", "-1s", "1.5s", "1 s", "99999999h", "1é"] {
-            assert_eq!(Time::parse(wrong), None, "{wrong}");
+        assert_eq!(parse_time("2m"), Some(120_000_000_000));
+        for wrong in ["", "5", "s", "-1s", "1.5s", "1 s", "9999999999h", "1é"] {
+            assert_eq!(parse_time(wrong), None, "{wrong}");
         }
     }
 

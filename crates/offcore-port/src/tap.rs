@@ -76,24 +76,35 @@ impl TapPort {
         let most = pool.chunks() / SPARES_SHARE;
         // Without room for long packets, offloads are not offered to the kernel.
         let offloads = spec.offloads && spares(LONGEST_GSO) <= most;
-        let Interface { netdev: interface, files, offloads: agreed } =
-            interface::open(&spec.name, spec, offloads).map_err(|(what, e)| fail(what, e))?;
-        let ask = |what: &str| format!("asking for the {what} of '{}'", interface.name());
-        let mtu = interface.mtu().map_err(|e| fail(ask("MTU"), e))?;
-        let mac = interface.mac().map_err(|e| fail(ask("address"), e))?;
-        // The present MTU sets the limit. Privileged users may change the MTU later.
-        let ordinary = mtu + ethernet::HEADER_LEN + VLAN_TAG;
-        let longest = if offloads { ordinary.max(LONGEST_GSO) } else { ordinary };
-        let needed = spares(longest);
-        if needed > most {
+        let longest_with = |mtu: usize| {
+            let ordinary = mtu + ethernet::HEADER_LEN + VLAN_TAG;
+            if offloads { ordinary.max(LONGEST_GSO) } else { ordinary }
+        };
+        let check_room = |mtu: usize| {
+            let longest = longest_with(mtu);
+            let needed = spares(longest);
+            if needed <= most {
+                return Ok(longest);
+            }
             let reason = format!(
                 "packets of up to {longest} bytes on {} queues need {needed} spare packet buffers, expected at most \
                  {most}, a quarter of the pool: use more packet buffers (--mbufs), or larger ones (--mbuf-size), or \
                  lower the MTU of {mtu}",
                 spec.queues,
             );
-            return Err(PortError::Other { port: name, reason });
+            Err(PortError::Other { port: name.clone(), reason })
+        };
+        // An MTU that the pool has no room for is refused before the interface has it.
+        if let Some(mtu) = spec.mtu {
+            check_room(mtu.into())?;
         }
+        let Interface { netdev: interface, files, offloads: agreed } =
+            interface::open(&spec.name, spec, offloads).map_err(|(what, e)| fail(what, e))?;
+        let ask = |what: &str| format!("asking for the {what} of '{}'", interface.name());
+        // The present MTU sets the limit. Privileged users may change the MTU later.
+        let mtu = interface.mtu().map_err(|e| fail(ask("MTU"), e))?;
+        let mac = interface.mac().map_err(|e| fail(ask("address"), e))?;
+        let longest = check_room(mtu)?;
         let port = Self {
             base: PortBase::new(name, mac, spec.queues),
             interface,

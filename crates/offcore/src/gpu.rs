@@ -20,10 +20,8 @@ use offcore_config::sections::{Gpu, Section, Work};
 use offcore_dma::Mode;
 use offcore_flow::SwitchConfig;
 use offcore_flow::switch::{Run, Workload};
-use offcore_gpu::device::{Launch, Memory};
 use offcore_mem::BURST;
 use offcore_port::spec::PortSpec;
-use offcore_stats::lcore;
 
 use crate::args::Lcores;
 use crate::args::flags::by_flag;
@@ -78,25 +76,14 @@ pub(crate) fn plan(args: &PipelineArgs) -> Result<(SwitchConfig, Vec<PortSpec>),
     let run = Run::Pipelines(working);
     let dma = plan::dma_map(None, &ports)?;
     let mode = if dma.entries.is_empty() { Mode::Cpu } else { Mode::Offload };
-    let lcores = lcores(args, pipelines)?;
+    let lcores = match &args.run.lcores {
+        Some(Lcores(given)) => given.clone(),
+        None => section(args).lcores(pipelines).map_err(|error| format!("--lcores: {error}"))?,
+    };
     let config = SwitchConfig { run, mode, dma, lcores, burst: BURST, ..SwitchConfig::default() };
     config.check(&ports).map_err(by_flag)?;
-    check_ports(memory, &ports)?;
+    Gpu::check_ports(Names::Flags, memory, &ports).map_err(|refusal| refusal.text)?;
     Ok((config, ports))
-}
-
-/// Refuses ports whose packets cannot be in device memory.
-fn check_ports(memory: Memory, ports: &[PortSpec]) -> Result<(), String> {
-    if memory != Memory::Direct {
-        return Ok(());
-    }
-    match ports.iter().find(|port| !matches!(port, PortSpec::Dpdk(_))) {
-        Some(other) => Err(format!(
-            "--memory direct has packets in the device's memory, which {other} cannot access: expected only ports \
-             dpdk:, of network cards under mlx5_core"
-        )),
-        None => Ok(()),
-    }
 }
 
 /// Returns the section of a configuration file with these flags.
@@ -125,20 +112,4 @@ pub(crate) fn section(args: &PipelineArgs) -> Gpu {
         timeout: args.timeout.map(|ms| Duration::from_millis(ms as u64)),
         profile: args.profile,
     }
-}
-
-/// Returns two lcores per pipeline if enough are available. Otherwise pipelines share them.
-fn lcores(args: &PipelineArgs, pipelines: usize) -> Result<Vec<usize>, String> {
-    if let Some(Lcores(given)) = &args.run.lcores {
-        return Ok(given.clone());
-    }
-    let mut available = lcore::available().map_err(|error| format!("--lcores: {error}"))?;
-    let wanted = 2 * pipelines.max(1);
-    // The launching thread gets its own core if enough are available.
-    let keeps = usize::from(matches!(args.workload, Workload::Device(Launch::Kernel | Launch::Graph)));
-    available.truncate(wanted.min(available.len().saturating_sub(keeps).max(2)));
-    if available.len() > 1 {
-        available.truncate(available.len() / 2 * 2);
-    }
-    Ok(available)
 }

@@ -12,12 +12,15 @@ use offcore_gpu::host::HOST;
 use offcore_gpu::layout::{Kind, MAX_BURST};
 use offcore_gpu::patterns::Patterns;
 use offcore_mem::Hugepages;
+use offcore_port::spec::PortSpec;
 use offcore_port::spec::values::Number;
+use offcore_stats::lcore;
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::names::{Key, Names, Refusal};
-use crate::values::{Choice, Choices, Time, choice, time};
+use crate::values::{Choice, Choices, Time, choice, show_time, write_time};
 
 /// `[gpu]`: one lcore receives packets and collects them in bursts, a GPU or the CPU processes them, another lcore
 /// sends them.
@@ -30,7 +33,7 @@ pub struct Gpu {
     #[schemars(with = "Choice<Workload>")]
     pub workload: Option<Workload>,
     /// The devices, assigned to pipelines round-robin, such as cuda:0; host: threads that stand in for a GPU.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "devices", skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<String>,
     /// Memory in which a device processes packets: host memory, a copy in GPU memory, or GPU memory that network cards
     /// access. Default: host; gpu on a GPU with a work that reads payloads.
@@ -49,8 +52,13 @@ pub struct Gpu {
     #[schemars(with = "Burst")]
     pub burst: Option<usize>,
     /// How long a packet waits for its burst to fill. Default: 100us.
-    #[serde(default, with = "time", skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Time")]
+    #[serde(
+        default,
+        deserialize_with = "BurstTimeout::optional",
+        serialize_with = "write_time",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(with = "BurstTimeout")]
     pub burst_timeout: Option<Duration>,
     /// Maximum bursts in flight per pipeline: a power of two. Default: 64.
     #[serde(default, deserialize_with = "slots", skip_serializing_if = "Option::is_none")]
@@ -66,8 +74,13 @@ pub struct Gpu {
     #[schemars(with = "Threads")]
     pub threads: Option<u32>,
     /// Time without an answer after which a device is considered hung and the CPU takes over. Default: 1s.
-    #[serde(default, with = "time", skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Time")]
+    #[serde(
+        default,
+        deserialize_with = "DeviceTimeout::optional",
+        serialize_with = "write_time",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(with = "DeviceTimeout")]
     pub timeout: Option<Duration>,
     /// Whether the run is profiled with a CUDA profiler. Default: false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -75,11 +88,13 @@ pub struct Gpu {
 }
 
 type Burst = Number<1, { MAX_BURST as u64 }>;
+type BurstTimeout = Time<0, 1_000_000_000>;
+type DeviceTimeout = Time<1_000_000, 3_600_000_000_000>;
 type Slots = Number<2, 4096>;
 type Blocks = Number<1, 64>;
 type Threads = Number<1, 1024>;
 
-fn slots<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<usize>, D::Error> {
+fn slots<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<usize>, D::Error> {
     Slots::power_of_two(deserializer).map(Some)
 }
 
@@ -118,11 +133,17 @@ pub struct Work {
     #[schemars(with = "SplitAt")]
     pub split_at: Option<usize>,
     /// Minimum time per packet: in sequence on a CPU, in parallel for the threads of a block on a device. Default: 0ns.
-    #[serde(default, with = "time", skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Time")]
+    #[serde(
+        default,
+        deserialize_with = "PacketTime::optional",
+        serialize_with = "write_time",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(with = "PacketTime")]
     pub packet_time: Option<Duration>,
 }
 
+type PacketTime = Time<0, 20_000_000>;
 type Dscp = Number<0, 63>;
 type Skip = Number<0, 65_535>;
 type SplitAt = Number<14, 1024>;
@@ -183,8 +204,6 @@ impl Work {
 impl Gpu {
     /// Expedited forwarding (RFC 3246).
     const DSCP: u8 = 46;
-    /// l2fwd-nv's maximum of `packet_time`.
-    const MAX_PACKET_TIME: Duration = Duration::from_millis(20);
 
     /// Returns the configuration of the pipelines, without patterns. `elsewhere` is the number of the port of `steer`.
     ///
@@ -294,10 +313,6 @@ impl Gpu {
                 return refuse(key, text);
             }
         }
-        if work.packet_time.is_some_and(|time| time > Self::MAX_PACKET_TIME) {
-            let text = format!("{}: expected at most 20ms", names.of(Key::PacketTime));
-            return refuse(Key::PacketTime, text);
-        }
         let matching = names.with(Key::WorkKind, "match");
         match (work.kind() == WorkKind::Match, &work.patterns) {
             (true, None) => {
@@ -392,17 +407,81 @@ impl Gpu {
     }
 }
 
+impl Gpu {
+    /// Refuses ports whose packets cannot be in device memory.
+    ///
+    /// # Errors
+    /// The first such port.
+    pub fn check_ports(names: Names, memory: Memory, ports: &[PortSpec]) -> Result<(), Refusal> {
+        if memory != Memory::Direct {
+            return Ok(());
+        }
+        match ports.iter().find(|port| !matches!(port, PortSpec::Dpdk(_))) {
+            Some(other) => {
+                let direct = names.with(Key::Memory, "direct");
+                let text = format!(
+                    "{direct} has packets in the device's memory, which {other} cannot access: expected only ports dpdk:, of \
+                     network cards under mlx5_core"
+                );
+                Err(Refusal { key: Key::Memory, text })
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Returns two lcores per pipeline if enough are available. Otherwise pipelines share them.
+    ///
+    /// # Errors
+    /// The kernel does not report the available lcores.
+    pub fn lcores(&self, pipelines: usize) -> Result<Vec<usize>, String> {
+        let mut available = lcore::available().map_err(|error| error.to_string())?;
+        let wanted = 2 * pipelines.max(1);
+        // The launching thread gets its own core if enough are available.
+        let launches = matches!(self.workload, Some(Workload::Device(Launch::Kernel | Launch::Graph)));
+        available.truncate(wanted.min(available.len().saturating_sub(launches.into()).max(2)));
+        if available.len() > 1 {
+            available.truncate(available.len() / 2 * 2);
+        }
+        Ok(available)
+    }
+}
+
+/// Returns the device with a name or a number: `host`, `cuda:N`, `cuda`, `N`.
+///
+/// # Errors
+/// The expected names.
+pub fn device_name(name: &str) -> Result<String, String> {
+    match name {
+        HOST => Ok(HOST.into()),
+        "cuda" => Ok("cuda:0".into()),
+        _ => match name.strip_prefix("cuda:").unwrap_or(name).parse::<u16>() {
+            Ok(number) => Ok(format!("cuda:{number}")),
+            Err(_) => Err(format!("'{name}' is no device: expected host, cuda:N, or the number of a GPU")),
+        },
+    }
+}
+
+/// Reads the names of devices.
+fn devices<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    let names = Vec::<String>::deserialize(deserializer)?;
+    names.iter().map(|name| device_name(name).map_err(D::Error::custom)).collect()
+}
+
 /// Refuses a forced time that makes a burst take longer than the device's timeout.
 fn check_timeout(names: Names, working: &Working) -> Result<(), Refusal> {
     let Working { threads, timeout, burst, forced_ns, .. } = working;
     let forced = burst.div_ceil(*threads as usize) as u32 * Duration::from_nanos((*forced_ns).into());
     if matches!(working.workload, Workload::Device(_)) && forced >= *timeout {
-        let limit = names.with(Key::GpuTimeout, timeout.as_millis());
+        let (found, limit) = match names {
+            Names::Flags => (forced_ns.to_string(), format!("{} ms", timeout.as_millis())),
+            Names::File => (show_time(Duration::from_nanos((*forced_ns).into())), show_time(*timeout)),
+        };
         let text = format!(
-            "{}: {threads} threads take {} ms for a burst of {burst} packets, longer than {limit} ms: raise that, or use \
-             smaller bursts",
-            names.with(Key::PacketTime, forced_ns),
+            "{}: {threads} threads take {} ms for a burst of {burst} packets, longer than {}: raise that, or use smaller \
+             bursts",
+            names.with(Key::PacketTime, found),
             forced.as_millis(),
+            names.with(Key::GpuTimeout, limit),
         );
         return Err(Refusal { key: Key::PacketTime, text });
     }

@@ -11,6 +11,7 @@ use offcore_mem::HEADROOM;
 use offcore_port::spec::values::{Account, Number};
 use offcore_tcp::proto::Algorithm;
 use schemars::JsonSchema;
+use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::names::{Key, Names, Refusal};
@@ -28,7 +29,8 @@ pub struct Tcp {
     #[schemars(with = "String")]
     pub service: Option<ServiceSpec>,
     /// Path of the socket to which applications in other processes attach, instead of a service.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "socket", skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "String")]
     pub serve: Option<PathBuf>,
     /// With serve: users whose processes may attach, by name or number, in addition to the stack's user and root.
     #[serde(default, deserialize_with = "users", skip_serializing_if = "Vec::is_empty")]
@@ -62,6 +64,22 @@ pub struct Tcp {
 
 type Memory = Size<{ 4 << 20 }, { 65_536 << 20 }>;
 type Connections = Number<1, 1_048_576>;
+
+/// Reads the path of a socket.
+fn socket<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PathBuf>, D::Error> {
+    let path = String::deserialize(deserializer)?;
+    match path.is_empty() {
+        true => Err(D::Error::custom("expected the path of a socket")),
+        false => Ok(Some(path.into())),
+    }
+}
+
+/// Reads the address of a receiver.
+fn receiver<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SocketAddr, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let address = text.parse().ok().filter(|address: &SocketAddr| address.port() > 0);
+    address.ok_or_else(|| D::Error::custom("expected ADDRESS:PORT, such as 10.0.0.1:9"))
+}
 
 /// Reads users, by name or number.
 fn users<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u32>, D::Error> {
@@ -117,6 +135,7 @@ impl Tcp {
 #[serde(deny_unknown_fields)]
 pub struct Epping {
     /// The receiver: a TCP server that reads.
+    #[serde(deserialize_with = "receiver")]
     #[schemars(with = "String")]
     pub connect: SocketAddr,
     /// Length of a chunk. Default: 256K.

@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::names::{Key, Names, Refusal};
-use crate::values::{Choice, Choices, Time, choice, time};
+use crate::values::{Choice, Choices, Time, choice, write_time};
 
 /// Forwarding mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,8 +62,13 @@ pub struct Switch {
     pub topology: Option<Topology>,
     /// With l2: time after which the entry of a silent station is removed; 0s: learn nothing, flood all packets.
     /// Default: 300s.
-    #[serde(default, with = "time", skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Time")]
+    #[serde(
+        default,
+        deserialize_with = "Ageing::optional",
+        serialize_with = "write_time",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(with = "Ageing")]
     pub ageing: Option<Duration>,
     /// With l2: maximum number of addresses in the forwarding table. Default: 16384.
     #[serde(default, deserialize_with = "FdbSize::optional", skip_serializing_if = "Option::is_none")]
@@ -82,11 +87,18 @@ pub struct Switch {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac_updating: Option<bool>,
     /// Simulated application work per received packet.
-    #[serde(default, with = "time", skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Time")]
+    #[serde(
+        default,
+        deserialize_with = "WorkTime::optional",
+        serialize_with = "write_time",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(with = "WorkTime")]
     pub work: Option<Duration>,
 }
 
+type Ageing = Time<0, 1_000_000_000_000_000>;
+type WorkTime = Time<1, 1_000_000_000>;
 type FdbSize = Number<1, { 1 << 20 }>;
 type Rate = Number<1, 1_000_000_000>;
 type Frame = Number<46, 65553>;

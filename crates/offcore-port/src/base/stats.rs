@@ -65,10 +65,8 @@ impl PortNames {
 
 /// Returns whether a name in statistics is that of a port, and not of a ring, a mirror or a pipeline of the switch.
 pub fn is_port(name: &str) -> bool {
-    let numbered = |prefix| {
-        name.strip_prefix(prefix)
-            .is_some_and(|number: &str| number.bytes().all(|digit| digit.is_ascii_digit()))
-    };
+    let numbered =
+        |prefix| name.strip_prefix(prefix).is_some_and(|number: &str| number.parse::<usize>().is_ok());
     !name.contains('>') && !["ring", "mirror", "pipeline"].into_iter().any(numbered)
 }
 

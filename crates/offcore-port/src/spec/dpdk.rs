@@ -38,7 +38,7 @@ pub struct DpdkSpec {
     pub tx_desc: Option<u16>,
     /// The fields that determine a packet's queue. Default: all that the device supports of IP, TCP and UDP.
     #[serde(default, deserialize_with = "hashes")]
-    #[schemars(with = "Vec<Hash>")]
+    #[schemars(with = "Hashes")]
     pub rss: Option<Vec<Hash>>,
     /// Whether packets for other addresses are received, too.
     #[serde(default = "yes", deserialize_with = "Switch::read")]
@@ -65,6 +65,16 @@ named! {
 }
 
 read_by_name!(Hash);
+
+/// A list of fields, or `off`.
+#[derive(JsonSchema)]
+#[schemars(untagged)]
+#[allow(dead_code, reason = "describes the values in the schema")]
+enum Hashes {
+    List(Vec<Hash>),
+    /// `off`, or names as on the command line.
+    Text(String),
+}
 
 /// Reads `off` (an empty list), a list, or on the command line a list in brackets.
 fn hashes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<Hash>>, D::Error> {

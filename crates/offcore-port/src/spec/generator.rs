@@ -6,7 +6,7 @@ use offcore_wire::{probe, template};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::values::{Number, Queues};
+use super::values::{Number, NumberOrSwitch, Queues};
 use super::{FCS, MAX_FLOWS, given, one, unless};
 
 type Size = Number<{ (probe::MIN_FRAME_LEN + FCS) as u64 }, { (template::MAX_FRAME_LEN + FCS) as u64 }>;
@@ -43,9 +43,9 @@ pub struct GenSpec {
     #[serde(default = "single", deserialize_with = "Flows::read")]
     #[schemars(with = "Flows")]
     pub flows: u32,
-    /// The content of one packet in this many is checked; 0: of none. Sequence and length are always checked.
+    /// The content of one packet in this many is checked; off: of none. Sequence and length are always checked.
     #[serde(default = "single", deserialize_with = "Verify::or_switch")]
-    #[schemars(with = "Verify")]
+    #[schemars(with = "NumberOrSwitch")]
     pub verify: u32,
     /// Number of queue pairs.
     #[serde(default = "one", deserialize_with = "Queues::read")]

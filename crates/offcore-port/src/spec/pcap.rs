@@ -43,6 +43,12 @@ impl PcapSpec {
             [_, second, ..] if !KEYS.contains(second) => FILES,
             _ => &FILES[..1],
         };
+        let by_key = |field: &&&str| {
+            FILES.iter().any(|key| field.split_once('=').is_some_and(|(found, _)| found == *key))
+        };
+        if let Some(field) = fields[files.len().min(fields.len())..].iter().find(by_key) {
+            return Err(format!("'{field}': expected the name of a file without a key"));
+        }
         Pairs::parse(fields, files)?.read::<Self>()?.check()
     }
 

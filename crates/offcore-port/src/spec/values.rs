@@ -193,6 +193,17 @@ described!(<const MIN, const MAX> Number, {
     ]
 });
 
+/// A number, or a switch.
+pub(super) struct NumberOrSwitch;
+
+described!(NumberOrSwitch, {
+    "anyOf": [
+        { "type": "integer", "minimum": 1 },
+        { "type": "string", "pattern": "^([0-9]+[kMG]?|on|off)$" },
+        { "type": "boolean" }
+    ]
+});
+
 /// The number of queue pairs of a port.
 pub(super) type Queues = Number<1, { super::MAX_QUEUES as u64 }>;
 

@@ -51,7 +51,7 @@ impl Schema {
             };
             fields.next().is_none().then_some(column)
         };
-        let columns: Vec<Column> = lines.map(column).collect::<Option<_>>()?;
+        let columns: Vec<Column> = lines.take(Family::MAX_COUNTERS + 1).map(column).collect::<Option<_>>()?;
         (columns.len() <= Family::MAX_COUNTERS).then(|| Self {
             name: name.into(),
             help: help.into(),

@@ -11,10 +11,12 @@ impl Space {
         Self([(offset, len)].into_iter().filter(|(_, len)| *len > 0).collect())
     }
 
-    /// Takes `len` bytes from the end of the smallest range that has them. Returns their offset.
+    /// Takes `len` bytes from the end of the smallest range that has them. Returns their offset. The first range is used
+    /// last, because the directory grows there.
     pub(super) fn take(&mut self, len: usize) -> Option<usize> {
+        let first = *self.0.keys().next()?;
         let large = self.0.iter().filter(|(_, free)| **free >= len);
-        let (&offset, &free) = large.min_by_key(|(_, free)| **free)?;
+        let (&offset, &free) = large.min_by_key(|(offset, free)| (**offset == first, **free))?;
         match free - len {
             0 => self.0.remove(&offset),
             left => self.0.insert(offset, left),

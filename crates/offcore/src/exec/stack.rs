@@ -149,6 +149,8 @@ impl Stack {
         let directory = Directory::make()?;
         let mut command = Command::new(std::env::current_exe().context("this program")?);
         command.args(["tcp", "--idle", "sleep", "--stats-interval", "0"]);
+        // The service manager expects messages of the program only.
+        command.env_remove("NOTIFY_SOCKET");
         command.arg("--serve").arg(directory.path().join(SOCKET));
         // It also ends when this process is killed.
         command.arg("--parent").arg(std::process::id().to_string());

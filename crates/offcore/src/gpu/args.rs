@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{ArgAction, Args, Subcommand};
-use offcore_config::sections::{OnMatch, WorkKind};
+use offcore_config::sections::{OnMatch, WorkKind, device_name};
 use offcore_flow::Topology;
 use offcore_flow::switch::Workload;
 use offcore_gpu::device::{Launch, Memory};
@@ -243,17 +243,7 @@ impl FromStr for DeviceList {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let device = |name: &str| match name {
-            "host" => Ok("host".to_owned()),
-            "cuda" => Ok("cuda:0".to_owned()),
-            _ => match name.strip_prefix("cuda:").unwrap_or(name).parse::<u16>() {
-                Ok(number) => Ok(format!("cuda:{number}")),
-                Err(_) => {
-                    Err(format!("'{name}' is no device: expected host, cuda:N, or the number of a GPU"))
-                }
-            },
-        };
-        text.split(',').map(device).collect::<Result<_, _>>().map(Self)
+        text.split(',').map(device_name).collect::<Result<_, _>>().map(Self)
     }
 }
 

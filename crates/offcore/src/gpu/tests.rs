@@ -1,7 +1,7 @@
 use offcore_flow::Topology;
 use offcore_flow::pipeline::OnHit;
 use offcore_flow::switch::Working;
-use offcore_gpu::device::Memory;
+use offcore_gpu::device::{Launch, Memory};
 use offcore_gpu::layout::Kind;
 
 use super::*;
