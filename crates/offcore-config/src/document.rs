@@ -89,7 +89,7 @@ impl<'i> Document<'i> {
         self.problems.push(Problem { line, key: printable(key), text: printable(&text.into()) });
     }
 
-    /// Adds a problem of a key that was read before. For an absent key, the line is that of the nearest table.
+    /// Adds a problem of a key that was read before. An absent key has the line of the nearest table.
     pub(crate) fn add_about(&mut self, key: &str, text: impl Into<String>) {
         let mut prefix = key;
         let at = loop {

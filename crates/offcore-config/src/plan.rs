@@ -503,7 +503,7 @@ impl Reading<'_, '_> {
         }
     }
 
-    /// Returns the given lcores, each once, or those that nothing else uses.
+    /// Returns the given lcores, or the first lcores that no engine uses.
     fn lcores(
         &mut self,
         given: Option<Vec<usize>>,

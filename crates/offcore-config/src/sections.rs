@@ -191,7 +191,7 @@ impl Engine {
         }
     }
 
-    /// Reads the keys of an engine. The kind is one of [`KINDS`](Self::KINDS).
+    /// Reads the keys of an engine of a kind in [`KINDS`](Self::KINDS).
     pub(crate) fn of_kind<'de, D: Deserializer<'de>>(kind: &str, keys: D) -> Result<Self, D::Error> {
         match kind {
             "core" => HelperThread::deserialize(keys).map(Self::Core),

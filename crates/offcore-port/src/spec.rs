@@ -130,7 +130,7 @@ impl PortSpec {
     }
 }
 
-/// Other names of kinds: those of DPDK, QEMU and the kernel.
+/// Names of kinds in DPDK, QEMU and the kernel.
 const OTHER_NAMES: [(&str, &str); 8] = [
     ("vhost-user", "vhost"),
     ("net_vhost", "vhost"),

@@ -85,10 +85,11 @@ impl Family {
     /// Maximum number of counters.
     pub const MAX_COUNTERS: usize = 256;
 
-    /// Creates a family whose counters are those of `parts`, in order.
+    /// Creates a family with the counters of `parts`, in order.
     ///
     /// # Panics
-    /// If it has more counters than [`Family::MAX_COUNTERS`], or a text is empty or contains a tab or the end of a line.
+    /// If it has more counters than [`Family::MAX_COUNTERS`], or a text is empty or contains a tab or the end of a
+    /// line.
     pub const fn new(
         name: &'static str,
         help: &'static str,

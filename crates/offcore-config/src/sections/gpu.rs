@@ -64,8 +64,8 @@ pub struct Gpu {
     #[serde(default, deserialize_with = "slots", skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Slots")]
     pub slots: Option<usize>,
-    /// Number of bursts per pipeline that a persistent kernel or a graph processes concurrently. Default: 4; 32 on a GPU with a work that reads
-    /// payloads.
+    /// Number of bursts per pipeline that a persistent kernel or a graph processes concurrently. Default: 4; 32 on a
+    /// GPU with a work that reads payloads.
     #[serde(default, deserialize_with = "Blocks::optional", skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Blocks")]
     pub blocks: Option<u32>,

@@ -63,7 +63,7 @@ impl PortNames {
     }
 }
 
-/// Returns whether a name in statistics is that of a port, and not of a ring, a mirror or a pipeline of the switch.
+/// Returns whether a name in statistics belongs to a port. Rings, mirrors and pipelines of the switch have other names.
 pub fn is_port(name: &str) -> bool {
     let numbered =
         |prefix| name.strip_prefix(prefix).is_some_and(|number: &str| number.parse::<usize>().is_ok());

@@ -43,7 +43,8 @@ pub struct AfXdpSpec {
     #[serde(default = "ring_size", deserialize_with = "RingSize::power_of_two")]
     #[schemars(with = "RingSize")]
     pub ring_size: u32,
-    /// Maximum number of packets that the kernel receives when the worker calls it, in place of interrupts. Default: /// interrupts are used.
+    /// Maximum number of packets that the kernel receives when the worker calls it, in place of interrupts. Default:
+    /// /// interrupts are used.
     #[serde(default, deserialize_with = "BusyPoll::optional")]
     #[schemars(with = "BusyPoll")]
     pub busy_poll: Option<u32>,

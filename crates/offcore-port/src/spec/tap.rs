@@ -25,11 +25,11 @@ pub struct TapSpec {
     #[serde(default = "yes", deserialize_with = "Switch::read")]
     #[schemars(with = "Switch")]
     pub offloads: bool,
-    /// Ethernet address of the kernel's interface. Default: chosen by the kernel, or that of an existing interface.
+    /// Ethernet address of the kernel's interface. Default: the present address of an existing interface, or a random one.
     #[serde(default, deserialize_with = "Station::optional")]
     #[schemars(with = "Station")]
     pub mac: Option<MacAddr>,
-    /// MTU of the kernel's interface. Default: 1500, or that of an existing interface.
+    /// MTU of the kernel's interface. Default: the present MTU of an existing interface, or 1500.
     #[serde(default, deserialize_with = "Mtu::optional")]
     #[schemars(with = "Mtu")]
     pub mtu: Option<u16>,

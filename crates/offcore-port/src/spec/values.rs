@@ -296,7 +296,7 @@ impl Account {
     /// Reads a user, for a key that may be absent.
     ///
     /// # Errors
-    /// There is no such user.
+    /// The user does not exist.
     pub fn user<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
         let by_name = |name: &str| User::from_name(name).ok().flatten().map(|user| user.uid.as_raw());
         Self::read(deserializer, "user", by_name)
@@ -305,7 +305,7 @@ impl Account {
     /// Reads a group, for a key that may be absent.
     ///
     /// # Errors
-    /// There is no such group.
+    /// The group does not exist.
     pub fn group<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
         let by_name = |name: &str| Group::from_name(name).ok().flatten().map(|group| group.gid.as_raw());
         Self::read(deserializer, "group", by_name)

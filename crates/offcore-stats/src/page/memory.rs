@@ -126,7 +126,7 @@ impl Memory {
         String::from_utf8(bytes).map_err(|_| damaged)
     }
 
-    /// Changes slot `slot`. Readers skip the slot meanwhile, and discard what they have read of its former content.
+    /// Changes slot `slot`. Meanwhile, readers skip the slot and discard its former content.
     pub(super) fn change(&self, slot: u32, change: impl FnOnce()) {
         let sequence = self.word(at(slot, Field::Sequence));
         let before = sequence.load(Ordering::Relaxed);

@@ -11,8 +11,8 @@ impl Space {
         Self([(offset, len)].into_iter().filter(|(_, len)| *len > 0).collect())
     }
 
-    /// Takes `len` bytes from the end of the smallest range that has them. Returns their offset. The first range is used
-    /// last, because the directory grows there.
+    /// Takes `len` bytes from the end of the smallest range that has them. Returns their offset. The first range is
+    /// used last, because the directory grows there.
     pub(super) fn take(&mut self, len: usize) -> Option<usize> {
         let first = *self.0.keys().next()?;
         let large = self.0.iter().filter(|(_, free)| **free >= len);
