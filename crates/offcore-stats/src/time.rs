@@ -3,8 +3,8 @@
 //! * [`Time`]: a point in time,
 //! * [`Micros`]: a duration.
 //!
-//! Both are a `u64`, so operations have the cost of integer operations. A `u64` of microseconds covers 584,000 years: it
-//! does not wrap, and `<` compares times. The epoch is arbitrary: only differences have a meaning.
+//! Both are a `u64`, so operations have the cost of integer operations. A `u64` of microseconds covers 584,000 years:
+//! it does not wrap, and `<` compares times. The epoch is arbitrary: only differences have a meaning.
 //! `std::time::Duration` is unsuitable per packet, because its conversions divide integers of 128 bits.
 
 use std::ops::{Add, AddAssign, Div, Mul, Shl, Sub};

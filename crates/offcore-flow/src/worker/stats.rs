@@ -15,8 +15,8 @@ counters! {
 }
 
 counters! {
-    /// Counters of a size class of copies in mode `auto`. Counters of copies and changes are sums over all queues of the
-    /// worker. The others describe the queue with the most copies in the class.
+    /// Counters of a size class of copies in mode `auto`. Counters of copies and changes are sums over all queues of
+    /// the worker. The others describe the queue with the most copies in the class.
     pub struct ClassCounts {
         /// Copies made by the core.
         by_core: Copies,

@@ -25,7 +25,8 @@ pub struct TapSpec {
     #[serde(default = "yes", deserialize_with = "Switch::read")]
     #[schemars(with = "Switch")]
     pub offloads: bool,
-    /// Ethernet address of the kernel's interface. Default: the present address of an existing interface, or a random one.
+    /// Ethernet address of the kernel's interface. Default: the present address of an existing interface, or a random
+    /// one.
     #[serde(default, deserialize_with = "Station::optional")]
     #[schemars(with = "Station")]
     pub mac: Option<MacAddr>,
