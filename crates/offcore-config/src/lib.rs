@@ -1,9 +1,9 @@
 //! The configuration file: one TOML file describes a process, its engines, one system and its ports.
 //!
 //! * [`read`] and [`parse`] read a file into a [`Plan`], or list all problems with their lines,
-//! * [`print`]: the file that describes the same as a command line,
+//! * [`print()`]: the file that describes the same as a command line,
 //! * [`sections`]: the sections of a file, [`ports`]: `[[port]]`,
-//! * [`schema`]: the JSON Schema of files,
+//! * [`schema()`]: the JSON Schema of files,
 //! * [`iface`]: the interface of a host's port, also for the command line,
 //! * [`names`]: names of settings in messages.
 
