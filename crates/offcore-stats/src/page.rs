@@ -12,8 +12,8 @@
 //! * In the slot of a family, offset and length describe the schema. The length is in bytes. A family is written once,
 //!   before its first block, and never changes.
 //! * In the slot of a block, offset and length describe the values. The length is the number of counters. The field
-//!   `family` is the number of the slot of the block's [family](crate::family). Each block has a unique `number`. The labels are lines
-//!   `KEY=VALUE`, followed by zeros.
+//!   `family` is the number of the slot of the block's [family](crate::family). Each block has a unique `number`. The
+//!   labels are lines `KEY=VALUE`, followed by zeros.
 //!
 //! Numbers are little-endian, texts are UTF-8. One worker stores the values of a block, and any process loads them.
 //!

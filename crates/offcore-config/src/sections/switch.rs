@@ -50,8 +50,8 @@ impl Forward {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Switch {
-    /// A forwarding mode of testpmd, l2 (a learning switch between all ports), or copy (as the section copy with its defaults).
-    /// Default: io.
+    /// A forwarding mode of testpmd, l2 (a learning switch between all ports), or copy (as the section copy with its
+    /// defaults). Default: io.
     #[serde(default, with = "choice", skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Choice<Forward>")]
     pub forward: Option<Forward>,
