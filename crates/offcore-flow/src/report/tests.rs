@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use offcore_dma::channel::ChannelStats;
 use offcore_dma::mover::MoverStats;
+use offcore_port::stats::PortNames;
 use offcore_port::{DropReason, RxCounters, TxCounters};
 use offcore_stats::page::{Block, Reader, StatsPage};
 use offcore_stats::{Family, Label};
