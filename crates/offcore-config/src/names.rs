@@ -19,12 +19,6 @@ pub struct Refusal {
     pub text: String,
 }
 
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
-    }
-}
-
 impl Names {
     /// Returns the name of a setting.
     pub fn of(self, key: Key) -> &'static str {
@@ -91,7 +85,6 @@ keys! {
     FloodLimit = "--flood-limit", "switch.flood_limit";
     Forward = "--forward", "switch.forward";
     Frame = "--txpkts", "switch.frame";
-    GpuBurst = "--burst", "gpu.burst";
     GpuTimeout = "--timeout", "gpu.timeout";
     Lcores = "--lcores", "process.lcores";
     MacUpdating = "--mac-updating or --no-mac-updating", "switch.mac_updating";

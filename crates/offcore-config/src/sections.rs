@@ -10,11 +10,11 @@ use std::time::Duration;
 use offcore_dma::Mode;
 use offcore_flow::Idle;
 use offcore_mem::Hugepages;
-use offcore_port::spec::values::Number;
+use offcore_port::spec::values::{Number, Time};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::values::{Choice, Time, choice, write_time};
+use crate::values::{Choice, choice};
 
 pub use gpu::{Gpu, OnMatch, Work, WorkKind, device_name};
 pub use host::{Epping, Tcp};
@@ -147,8 +147,8 @@ pub struct WorkQueues {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SimulatedDevice {
-    /// Number of the device. Engines with the same number are work queues of one device, and only one of them describes
-    /// it (lcore, profile, generation, seed, fault). Default: a separate device.
+    /// Number of the device. Engines with the same number are work queues of one device. One of them has the keys that
+    /// describe it: lcore, profile, generation, seed, fault. Default: a separate device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<u32>,
     /// Numbers of its work queues. Default: 0.
@@ -218,7 +218,7 @@ pub struct Copies {
     #[serde(
         default,
         deserialize_with = "MaxLatency::optional",
-        serialize_with = "write_time",
+        serialize_with = "MaxLatency::write",
         skip_serializing_if = "Option::is_none"
     )]
     #[schemars(with = "MaxLatency")]

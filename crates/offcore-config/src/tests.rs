@@ -237,7 +237,7 @@ fn settings_without_effect_are_refused() {
         ),
         (
             format!("[switch]\nwork = \"2s\"\n{}", ports("")),
-            "switch.work: found \"2s\", expected a time from \"1ns\" to \"1s\"",
+            "switch.work: found \"2s\", expected a time from 1ns to 1s",
         ),
         (format!("[switch]\n{}", ports("copies = { tx = [] }")), "tx: expected one engine at least"),
         (

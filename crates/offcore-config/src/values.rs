@@ -1,9 +1,7 @@
-//! How values are written in a file, in addition to [`offcore_port::spec::values`]: names from a fixed set, times and
-//! sizes.
+//! How values are written in a file, in addition to [`offcore_port::spec::values`]: names from a fixed set, and sizes.
 
 use std::borrow::Cow;
 use std::marker::PhantomData;
-use std::time::Duration;
 
 use offcore_dma::Mode;
 use offcore_flow::switch::Workload;
@@ -71,12 +69,8 @@ pub(crate) mod choice {
     pub(crate) fn deserialize<'de, D: Deserializer<'de>, T: Choices>(d: D) -> Result<Option<T>, D::Error> {
         let names: Vec<&str> = T::ALL.iter().map(|(name, _)| *name).collect();
         scalar(d, format!("one of {}", names.join(", ")), |found| match found {
-            Found::Text(text) => Some(T::ALL.iter().find(|(name, _)| *name == text).map(|(_, value)| *value)),
+            Found::Text(text) => T::ALL.iter().find(|(name, _)| *name == text).map(|(_, value)| Some(*value)),
             _ => None,
-        })
-        .and_then(|value| match value {
-            Some(value) => Ok(Some(value)),
-            None => Err(serde::de::Error::custom(format_args!("expected one of {}", names.join(", ")))),
         })
     }
 
@@ -84,67 +78,6 @@ pub(crate) mod choice {
     pub(crate) fn serialize<S: Serializer, T: Choices>(value: &Option<T>, s: S) -> Result<S::Ok, S::Error> {
         s.serialize_str(value.map_or("", T::name_of))
     }
-}
-
-/// A time from `MIN` to `MAX` nanoseconds: a whole number with a unit of ns, us, ms, s, m or h.
-#[derive(Debug)]
-pub(crate) struct Time<const MIN: u64, const MAX: u64>;
-
-impl<const MIN: u64, const MAX: u64> JsonSchema for Time<MIN, MAX> {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        "Time".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "string", "pattern": "^[0-9]+(ns|us|ms|s|m|h)$" })
-    }
-}
-
-/// Units from large to small, in nanoseconds.
-const UNITS: [(&str, u64); 6] = [
-    ("h", 3_600_000_000_000),
-    ("m", 60_000_000_000),
-    ("s", 1_000_000_000),
-    ("ms", 1_000_000),
-    ("us", 1_000),
-    ("ns", 1),
-];
-
-impl<const MIN: u64, const MAX: u64> Time<MIN, MAX> {
-    pub(crate) fn optional<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Duration>, D::Error> {
-        let [least, most] = [MIN, MAX].map(|nanos| show_time(Duration::from_nanos(nanos)));
-        let time = scalar(d, format!("a time from \"{least}\" to \"{most}\""), |found| match found {
-            Found::Text(text) => parse_time(text).filter(|nanos| (MIN..=MAX).contains(nanos)),
-            _ => None,
-        });
-        time.map(|nanos| Some(Duration::from_nanos(nanos)))
-    }
-}
-
-/// Parses a time in nanoseconds.
-fn parse_time(text: &str) -> Option<u64> {
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at(digits);
-    let (_, factor) = UNITS.iter().find(|(name, _)| *name == unit)?;
-    number.parse::<u64>().ok()?.checked_mul(*factor)
-}
-
-/// Writes a time in seconds, or the largest smaller unit without a remainder.
-pub(crate) fn show_time(time: Duration) -> String {
-    let nanos = time.as_nanos() as u64;
-    let unit = UNITS.iter().skip(2).find(|(_, factor)| nanos.is_multiple_of(*factor));
-    let (name, factor) = unit.unwrap_or(&("ns", 1));
-    format!("{}{name}", nanos / factor)
-}
-
-/// Writes a time for serde.
-#[allow(clippy::ref_option, reason = "serde passes fields by reference")]
-pub(crate) fn write_time<S: Serializer>(time: &Option<Duration>, s: S) -> Result<S::Ok, S::Error> {
-    s.serialize_str(&time.map_or_else(String::new, show_time))
 }
 
 /// A size in bytes from `MIN` to `MAX`, or with the suffix K, M or G (binary).
@@ -213,20 +146,6 @@ fn show(size: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn times_round_trip() {
-        for (text, nanos) in
-            [("20us", 20_000), ("1500ms", 1_500_000_000), ("300s", 300_000_000_000), ("0s", 0)]
-        {
-            assert_eq!(parse_time(text), Some(nanos));
-            assert_eq!(parse_time(&show_time(Duration::from_nanos(nanos))), Some(nanos));
-        }
-        assert_eq!(parse_time("2m"), Some(120_000_000_000));
-        for wrong in ["", "5", "s", "-1s", "1.5s", "1 s", "9999999999h", "1é"] {
-            assert_eq!(parse_time(wrong), None, "{wrong}");
-        }
-    }
 
     #[test]
     fn sizes_round_trip() {

@@ -21,7 +21,6 @@ use offcore_mem::{Hugepages, Pool};
 use offcore_port::PortError;
 use offcore_port::spec::PortSpec;
 use offcore_stats::lcore;
-use offcore_tcp::proto::Algorithm;
 use offcore_wire::MacAddr;
 
 use crate::failure::Failure;
@@ -54,7 +53,7 @@ pub(crate) struct SwitchArgs {
 
     /// Output port of a port's packets: its neighbour (0 and 1, 2 and 3), the next port, or the same port; not with l2
     /// [default: paired]
-    #[arg(long, value_name = "TOPOLOGY", value_parser = topology(), help_heading = FORWARDING)]
+    #[arg(long, value_name = "TOPOLOGY", value_parser = named::<Topology>(), help_heading = FORWARDING)]
     pub port_topology: Option<Topology>,
 
     #[command(flatten)]
@@ -74,7 +73,7 @@ pub(crate) struct SwitchArgs {
 
     /// Copies of mapped queues: by the core (cpu), by the engine (offload), or by the cheaper of both as measured
     /// (auto) [default: offload if a queue is mapped, else cpu]
-    #[arg(long, value_name = "MODE", value_parser = mode(), help_heading = COPIES)]
+    #[arg(long, value_name = "MODE", value_parser = named::<Mode>(), help_heading = COPIES)]
     pub mode: Option<Mode>,
 
     /// Maximum packets per burst: 1 to 64
@@ -94,7 +93,7 @@ pub(crate) struct SwitchArgs {
     pub rt_priority: Option<usize>,
 
     /// Behaviour of an idle worker: poll, or sleep until packets arrive
-    #[arg(long, value_name = "WHAT", default_value = "poll", value_parser = idle(), help_heading = WORKERS)]
+    #[arg(long, value_name = "WHAT", default_value = "poll", value_parser = named::<Idle>(), help_heading = WORKERS)]
     pub idle: Idle,
 
     /// With --mode auto: maximum microseconds from the submission of a copy to the publication of its packet; the core
@@ -288,15 +287,15 @@ pub(crate) struct MirrorArg {
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct PoolArgs {
     /// Number of packet buffers in the pool
-    #[arg(long, value_name = "N", default_value_t = 16384, value_parser = within(64..=1 << 24), help_heading = PORTS)]
+    #[arg(long, value_name = "N", default_value_t = PoolSection::BUFFERS, value_parser = within(64..=1 << 24), help_heading = PORTS)]
     pub mbufs: usize,
 
     /// Size of a packet buffer in bytes, including 256 bytes of headroom: a power of two from 2048 to 32768
-    #[arg(long, value_name = "BYTES", default_value_t = 2048, value_parser = mbuf_size, help_heading = PORTS)]
+    #[arg(long, value_name = "BYTES", default_value_t = PoolSection::BUFFER, value_parser = mbuf_size, help_heading = PORTS)]
     pub mbuf_size: usize,
 
     /// Page size of the packet buffers: auto selects the largest available, none selects ordinary pages
-    #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = hugepages(), help_heading = PORTS)]
+    #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = named::<Hugepages>(), help_heading = PORTS)]
     pub hugepages: Hugepages,
 }
 
@@ -443,26 +442,6 @@ where
 pub(crate) fn named<T: Choices + Send + Sync>() -> impl TypedValueParser<Value = T> {
     let find = |text: &str| T::ALL.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);
     one_of(T::ALL.iter().map(|(name, _)| *name), find)
-}
-
-pub(crate) fn topology() -> impl TypedValueParser<Value = Topology> {
-    named()
-}
-
-pub(crate) fn idle() -> impl TypedValueParser<Value = Idle> {
-    named()
-}
-
-pub(crate) fn congestion() -> impl TypedValueParser<Value = Algorithm> {
-    named()
-}
-
-pub(crate) fn mode() -> impl TypedValueParser<Value = Mode> {
-    named()
-}
-
-pub(crate) fn hugepages() -> impl TypedValueParser<Value = Hugepages> {
-    named()
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use offcore_flow::{DmaMap, SwitchConfig, Topology};
 use offcore_port::spec::{MAX_QUEUES, PortSpec};
 
 use crate::args::flags::by_flag;
-use crate::args::{EngineArgs, MacArgs, PortArgs, PrintArgs, RunArgs, choice, topology, within};
+use crate::args::{EngineArgs, MacArgs, PortArgs, PrintArgs, RunArgs, choice, named, within};
 use crate::failure::Failure;
 use crate::switch::{Watching, plan, run_switch};
 pub(crate) use report::tables;
@@ -103,7 +103,7 @@ pub(crate) struct CopyArgs {
     pub force_min_copy_size: usize,
 
     /// Output port of a port's packets: the same port, its neighbour (0 and 1, 2 and 3), or the next port
-    #[arg(long, value_name = "TOPOLOGY", default_value = "loop", value_parser = topology())]
+    #[arg(long, value_name = "TOPOLOGY", default_value = "loop", value_parser = named::<Topology>())]
     pub port_topology: Topology,
 
     /// 1: a queue's packets stay on one lcore; 2: lcores are used in pairs, the first receives and copies, the second

@@ -20,7 +20,7 @@ use offcore_port::spec::PortSpec;
 use offcore_stats::tsc;
 use serde::Serialize;
 
-use crate::args::{EngineArgs, Format, PrintArgs, RunArgs, mode, size};
+use crate::args::{EngineArgs, Format, PrintArgs, RunArgs, named, size};
 use crate::failure::Failure;
 use crate::output;
 use crate::switch::{Watching, report, run_switch};
@@ -103,7 +103,7 @@ pub(crate) struct EppingArgs {
     pub engines: EngineArgs,
 
     /// The mode of the copies that -d and -u give to an engine; auto chooses by measurements [default: offload]
-    #[arg(long, value_name = "MODE", value_parser = mode())]
+    #[arg(long, value_name = "MODE", value_parser = named::<Mode>())]
     pub mode: Option<Mode>,
 
     #[command(flatten)]

@@ -20,7 +20,7 @@ use rustix::fs::FileType;
 use rustix::rand::{GetRandomFlags, getrandom};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 
-use crate::args::congestion;
+use crate::args::named;
 use crate::failure::Failure;
 use crate::output::say;
 use crate::switch::plan;
@@ -71,7 +71,7 @@ pub(crate) struct ExecArgs {
 
     /// With --port: congestion control of connections, unless a program sets another one (TCP_CONGESTION) [default:
     /// cubic]
-    #[arg(long, value_name = "NAME", requires = "ports", conflicts_with = "stack", value_parser = congestion())]
+    #[arg(long, value_name = "NAME", requires = "ports", conflicts_with = "stack", value_parser = named::<Algorithm>())]
     pub congestion: Option<Algorithm>,
 
     /// Sockets that use the stack, as tcp[:PORT,...] or udp[:PORT,...]; once or more [default: all TCP sockets, and

@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use offcore_config::sections::Pool;
 use offcore_config::{Plan, System};
+use offcore_flow::Forward;
 use offcore_flow::host::apps::{Hosted, Service};
 use offcore_flow::switch::{Hosting, Run};
 
@@ -70,6 +71,9 @@ pub(crate) struct CheckArgs {
 pub(crate) fn run(args: &RunFileArgs) -> Result<(), Failure> {
     let plan = read(&args.file)?;
     if args.until_idle {
+        if let Run::Forward { mode: Forward::Txonly { .. } | Forward::Flowgen { .. }, .. } = plan.config.run {
+            return Err("--until-idle: this forwarding mode never stops sending".to_owned().into());
+        }
         plan::check_ports_end(&plan.ports)?;
     }
     prepare(&plan)?;

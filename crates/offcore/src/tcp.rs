@@ -18,7 +18,7 @@ use offcore_tcp::proto::Algorithm;
 use rustix::process::Pid;
 
 use crate::args::flags::by_flag;
-use crate::args::{EngineArgs, PrintArgs, RunArgs, congestion, idle, mode, within};
+use crate::args::{EngineArgs, PrintArgs, RunArgs, named, within};
 use crate::failure::Failure;
 use crate::home;
 use crate::switch::{Watching, plan, report, run_switch};
@@ -114,7 +114,7 @@ pub(crate) struct TcpArgs {
     pub parent: Option<i32>,
 
     /// The copy mode; auto chooses by measurements [default: offload if a queue is mapped, else cpu]
-    #[arg(long, value_name = "MODE", value_parser = mode())]
+    #[arg(long, value_name = "MODE", value_parser = named::<Mode>())]
     pub mode: Option<Mode>,
 
     /// Adds a table of up to 1000 connections to reports
@@ -122,11 +122,11 @@ pub(crate) struct TcpArgs {
     pub connections: bool,
 
     /// Congestion control of connections, unless an application sets another one (TCP_CONGESTION)
-    #[arg(long, value_name = "NAME", default_value = "cubic", value_parser = congestion())]
+    #[arg(long, value_name = "NAME", default_value = "cubic", value_parser = named::<Algorithm>())]
     pub congestion: Algorithm,
 
     /// Behaviour of an idle worker: poll, or sleep until an event
-    #[arg(long, value_name = "WHAT", default_value = "poll", value_parser = idle())]
+    #[arg(long, value_name = "WHAT", default_value = "poll", value_parser = named::<Idle>())]
     pub idle: Idle,
 
     #[command(flatten)]

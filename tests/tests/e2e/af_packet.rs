@@ -76,7 +76,7 @@ fn tcp_passes_with_offloads() {
     let report = switch::stop(offcore);
     // Packets longer than the MTU have passed: 100 MB in segments of 1448 bytes would be more packets.
     assert!(report.packets(0, "rx") + report.packets(1, "rx") < 140_000, "{report}");
-    // iperf3 ends when 50 MiB are in its send buffer, of which some MiB may not have left it.
+    // iperf3 ends when it has written 50 MiB to its socket. Some MiB may still be in the send buffer.
     assert!(report.bytes(0, "rx") > 40_000_000 && report.bytes(1, "rx") > 40_000_000, "{report}");
 }
 

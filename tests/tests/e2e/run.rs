@@ -316,6 +316,13 @@ fn wrong_files_are_refused_with_lines() {
             assert!(!finished.stderr.contains("panicked"), "{}", finished.stderr);
         }
     }
+    fs::write(
+        &file,
+        "version = 1\n[switch]\nforward = \"txonly\"\n[[port]]\nname = \"a\"\nkind = \"gen\"\ncount = 1\n",
+    )
+    .unwrap();
+    let endless = Offcore::run(&["run", path, "--until-idle"]).unwrap();
+    assert!(endless.stderr.contains("this forwarding mode never stops sending"), "{}", endless.stderr);
     let missing = Offcore::run(&["run", "/no/such.toml"]).unwrap();
     assert!(missing.stderr.contains("/no/such.toml: cannot be read: No such file"), "{}", missing.stderr);
 }

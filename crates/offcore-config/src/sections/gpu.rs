@@ -13,14 +13,14 @@ use offcore_gpu::layout::{Kind, MAX_BURST};
 use offcore_gpu::patterns::Patterns;
 use offcore_mem::Hugepages;
 use offcore_port::spec::PortSpec;
-use offcore_port::spec::values::Number;
+use offcore_port::spec::values::{Number, Time, show_time};
 use offcore_stats::lcore;
 use schemars::JsonSchema;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::names::{Key, Names, Refusal};
-use crate::values::{Choice, Choices, Time, choice, show_time, write_time};
+use crate::values::{Choice, Choices, choice};
 
 /// `[gpu]`: one lcore receives packets and collects them in bursts, a GPU or the CPU processes them, another lcore
 /// sends them.
@@ -55,7 +55,7 @@ pub struct Gpu {
     #[serde(
         default,
         deserialize_with = "BurstTimeout::optional",
-        serialize_with = "write_time",
+        serialize_with = "BurstTimeout::write",
         skip_serializing_if = "Option::is_none"
     )]
     #[schemars(with = "BurstTimeout")]
@@ -77,7 +77,7 @@ pub struct Gpu {
     #[serde(
         default,
         deserialize_with = "DeviceTimeout::optional",
-        serialize_with = "write_time",
+        serialize_with = "DeviceTimeout::write",
         skip_serializing_if = "Option::is_none"
     )]
     #[schemars(with = "DeviceTimeout")]
@@ -136,7 +136,7 @@ pub struct Work {
     #[serde(
         default,
         deserialize_with = "PacketTime::optional",
-        serialize_with = "write_time",
+        serialize_with = "PacketTime::write",
         skip_serializing_if = "Option::is_none"
     )]
     #[schemars(with = "PacketTime")]

@@ -5,12 +5,12 @@ use std::time::Duration;
 use offcore_flow::bridge::BridgeConfig;
 use offcore_flow::switch::{Copying, EthPeers, Run};
 use offcore_flow::{Forward as FlowMode, Topology};
-use offcore_port::spec::values::Number;
+use offcore_port::spec::values::{Number, Time};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::names::{Key, Names, Refusal};
-use crate::values::{Choice, Choices, Time, choice, write_time};
+use crate::values::{Choice, Choices, choice};
 
 /// Forwarding mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +65,7 @@ pub struct Switch {
     #[serde(
         default,
         deserialize_with = "Ageing::optional",
-        serialize_with = "write_time",
+        serialize_with = "Ageing::write",
         skip_serializing_if = "Option::is_none"
     )]
     #[schemars(with = "Ageing")]
@@ -90,7 +90,7 @@ pub struct Switch {
     #[serde(
         default,
         deserialize_with = "WorkTime::optional",
-        serialize_with = "write_time",
+        serialize_with = "WorkTime::write",
         skip_serializing_if = "Option::is_none"
     )]
     #[schemars(with = "WorkTime")]

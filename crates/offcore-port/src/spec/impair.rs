@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::PortSpec;
 use super::text::Pairs;
-use super::values::{Found, Number, Span, scalar};
+use super::values::{Found, Number, Time, scalar, show_time};
 
 /// Number of millionths in a percent.
 const PERCENT: u32 = 10_000;
@@ -77,12 +77,12 @@ pub struct LineFaults {
     #[serde(default)]
     pub corrupt: Share,
     /// The delay of each packet.
-    #[serde(default, deserialize_with = "Span::read")]
-    #[schemars(with = "Span")]
+    #[serde(default, deserialize_with = "Delay::read")]
+    #[schemars(with = "Delay")]
     pub delay: Duration,
     /// Maximum random deviation from the delay, in both directions. Packets may overtake one another then.
-    #[serde(default, deserialize_with = "Span::read")]
-    #[schemars(with = "Span")]
+    #[serde(default, deserialize_with = "Delay::read")]
+    #[schemars(with = "Delay")]
     pub jitter: Duration,
     /// Bits per second, for each queue and direction.
     #[serde(default, deserialize_with = "Rate::optional")]
@@ -94,6 +94,7 @@ pub struct LineFaults {
     pub seed: u64,
 }
 
+type Delay = Time<0, 10_000_000_000>;
 type Rate = Number<1_000, 1_000_000_000_000>;
 type Seed = Number<0, { u64::MAX }>;
 
@@ -175,10 +176,8 @@ impl fmt::Display for ImpairSpec {
             }
         }
         for (key, time) in [("delay", delay), ("jitter", jitter)] {
-            match time.as_micros() {
-                0 => {}
-                micros if micros % 1_000 == 0 => write!(f, "{key}={}ms,", micros / 1_000)?,
-                micros => write!(f, "{key}={micros}us,")?,
+            if !time.is_zero() {
+                write!(f, "{key}={},", show_time(time))?;
             }
         }
         if let Some(rate) = rate {

@@ -9,8 +9,8 @@ use std::time::Duration;
 use nix::unistd::{Group, User};
 use offcore_wire::ethernet::MacAddr;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::Deserializer;
 use serde::de::{Error, Visitor};
+use serde::{Deserializer, Serializer};
 
 use super::{MAX_INTERFACE_NAME, MAX_SOCKET_PATH};
 
@@ -409,34 +409,69 @@ pub(super) fn inner(text: &str) -> &str {
     text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text)
 }
 
-/// A time with a unit: us, ms or s.
-pub(super) struct Span;
+/// A time from `MIN` to `MAX` nanoseconds: a whole number with a unit of ns, us, ms, s, m or h.
+#[derive(Debug)]
+pub struct Time<const MIN: u64, const MAX: u64>;
 
-impl Span {
-    /// The longest time.
-    const LONGEST: Duration = Duration::from_secs(10);
+/// Units from large to small, in nanoseconds.
+const UNITS: [(&str, u64); 6] = [
+    ("h", 3_600_000_000_000),
+    ("m", 60_000_000_000),
+    ("s", 1_000_000_000),
+    ("ms", 1_000_000),
+    ("us", 1_000),
+    ("ns", 1),
+];
 
-    pub(super) fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-        let longest = Self::LONGEST.as_secs();
-        let expected = format!("a time from 0us to {longest}s, such as 200us, 5ms or 1s");
-        scalar(deserializer, expected, |found| match found {
-            Found::Text(text) => Self::parse(text),
+impl<const MIN: u64, const MAX: u64> Time<MIN, MAX> {
+    /// Reads a time.
+    ///
+    /// # Errors
+    /// Another value, or a time outside the range.
+    pub fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+        let [least, most] = [MIN, MAX].map(|nanos| show_time(Duration::from_nanos(nanos)));
+        let nanos = scalar(deserializer, format!("a time from {least} to {most}"), |found| match found {
+            Found::Text(text) => parse_time(text).filter(|nanos| (MIN..=MAX).contains(nanos)),
             _ => None,
-        })
+        });
+        nanos.map(Duration::from_nanos)
     }
 
-    fn parse(text: &str) -> Option<Duration> {
-        let units = [("us", 1), ("ms", 1_000), ("s", 1_000_000)];
-        let micros = units.into_iter().find_map(|(unit, micros)| {
-            let digits = text.strip_suffix(unit)?;
-            let number: u64 = digits.bytes().all(|b| b.is_ascii_digit()).then(|| digits.parse().ok())??;
-            number.checked_mul(micros)
-        });
-        micros.map(Duration::from_micros).filter(|time| *time <= Self::LONGEST)
+    /// Reads a time for a key that may be absent.
+    ///
+    /// # Errors
+    /// As for [`read`](Self::read).
+    pub fn optional<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+        Self::read(deserializer).map(Some)
+    }
+
+    /// Writes a time.
+    ///
+    /// # Errors
+    /// The serializer's.
+    #[allow(clippy::ref_option, reason = "serde passes fields by reference")]
+    pub fn write<S: Serializer>(time: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&time.map_or_else(String::new, show_time))
     }
 }
 
-described!(Span, { "type": "string", "pattern": "^[0-9]+(us|ms|s)$" });
+described!(<const MIN, const MAX> Time, { "type": "string", "pattern": "^[0-9]+(ns|us|ms|s|m|h)$" });
+
+/// Parses a time in nanoseconds.
+fn parse_time(text: &str) -> Option<u64> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let (_, factor) = UNITS.iter().find(|(name, _)| *name == unit)?;
+    number.parse::<u64>().ok()?.checked_mul(*factor)
+}
+
+/// Writes a time in seconds, or the largest smaller unit without a remainder.
+pub fn show_time(time: Duration) -> String {
+    let nanos = time.as_nanos() as u64;
+    let unit = UNITS.iter().skip(2).find(|(_, factor)| nanos.is_multiple_of(*factor));
+    let (name, factor) = unit.unwrap_or(&("ns", 1));
+    format!("{}{name}", nanos / factor)
+}
 
 /// Implements reading, and the schema, of an enum that `named!` declares.
 macro_rules! read_by_name {
@@ -467,3 +502,22 @@ macro_rules! read_by_name {
     )+};
 }
 pub(super) use read_by_name;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_round_trip() {
+        for (text, nanos) in
+            [("20us", 20_000), ("1500ms", 1_500_000_000), ("300s", 300_000_000_000), ("0s", 0)]
+        {
+            assert_eq!(parse_time(text), Some(nanos));
+            assert_eq!(parse_time(&show_time(Duration::from_nanos(nanos))), Some(nanos));
+        }
+        assert_eq!(parse_time("2m"), Some(120_000_000_000));
+        for wrong in ["", "5", "s", "-1s", "1.5s", "1 s", "9999999999h", "1é"] {
+            assert_eq!(parse_time(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -32,7 +32,7 @@ counters! {
 
 static TEST: Family = Family::new("test", "Counters of a test.", &[&TestCounts::COUNTERS]);
 static MANY: Family = Family::new("many", "Many counters.", &[&MANY_COUNTERS]);
-/// A family with the name of [`TEST`] and one of its counters.
+/// A smaller family with the name of [`TEST`].
 static OLDER: Family = Family::new("test", "Counters of an older version.", &[&OLDER_COUNTERS]);
 const OLDER_COUNTERS: [Description; 1] = [TestCounts::COUNTERS[TestCount::Used as usize]];
 const MANY_COUNTERS: [Description; 12] = {

@@ -12,7 +12,7 @@ use offcore_dma::Mode;
 use offcore_mem::Hugepages;
 
 use super::{FRAME, Format, plot_file, two_lcores};
-use crate::args::{Lcores, choice, hugepages, lcores, mode, one_of, within};
+use crate::args::{Lcores, choice, lcores, named, one_of, within};
 use crate::failure::Failure;
 
 /// A B B A blocks of a cell, as the design requires.
@@ -31,7 +31,7 @@ pub(crate) struct BenchArgs {
     pub lcores: Option<Lcores>,
 
     /// Page size of packet buffers, guests and rings: auto selects the largest available, none selects ordinary pages
-    #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = hugepages())]
+    #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = named::<Hugepages>())]
     pub hugepages: Hugepages,
 
     /// Measure fewer blocks and windows: a few minutes for all core costs, less than two minutes for end-to-end
@@ -58,7 +58,7 @@ pub(crate) struct CellArgs {
 
     /// Copies by the core (cpu), by an engine (offload), or by the cheaper of both as measured (auto) [default: all
     /// three]
-    #[arg(long = "mode", value_name = "LIST", value_delimiter = ',', value_parser = mode())]
+    #[arg(long = "mode", value_name = "LIST", value_delimiter = ',', value_parser = named::<Mode>())]
     pub modes: Vec<Mode>,
 
     /// Copy engines: cpu for mode cpu, the others for the other modes [default: cpu,core:1]

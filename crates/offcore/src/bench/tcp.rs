@@ -17,7 +17,7 @@ use offcore_dma::Mode;
 use super::Rows;
 use super::cells::{BenchArgs, FlagCases, or, setups, temperature};
 use crate::args::size;
-use crate::args::{choice, mode, one_of, within};
+use crate::args::{choice, named, one_of, within};
 use crate::failure::Failure;
 use table::table;
 
@@ -113,7 +113,7 @@ pub(crate) struct TcpBenchArgs {
 
     /// Copies by the core (cpu), by an engine (offload), or by the cheaper of both as measured (auto) [default: all
     /// three; idle: cpu, without --engine]
-    #[arg(long = "mode", value_name = "LIST", value_delimiter = ',', value_parser = mode())]
+    #[arg(long = "mode", value_name = "LIST", value_delimiter = ',', value_parser = named::<Mode>())]
     pub modes: Vec<Mode>,
 
     /// Copy engines: cpu for mode cpu, the others for the other modes [default: cpu,core:1]

@@ -15,7 +15,7 @@ use offcore_port::spec::{MAX_QUEUES, PortSpec};
 use super::check::{self, CheckArgs};
 use super::costs::{self, CostsArgs};
 use super::doctor::{self, DoctorArgs};
-use crate::args::{PortArgs, PrintArgs, RunArgs, named, port, topology, within};
+use crate::args::{PortArgs, PrintArgs, RunArgs, named, port, within};
 
 /// Default split, as in l2fwd-nv.
 pub(super) const SPLIT_AT: usize = 60;
@@ -209,7 +209,7 @@ pub(crate) struct PipelineArgs {
     pub timeout: Option<usize>,
 
     /// Output port of a port's packets: the same port, its neighbour (0 and 1, 2 and 3), or the next port
-    #[arg(long, value_name = "TOPOLOGY", default_value = "loop", value_parser = topology())]
+    #[arg(long, value_name = "TOPOLOGY", default_value = "loop", value_parser = named::<Topology>())]
     pub port_topology: Topology,
 
     /// Stop after a second without packets: for ports that end, such as pcap and gen with a count
