@@ -147,8 +147,8 @@ pub struct WorkQueues {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SimulatedDevice {
-    /// Device number. Engines with equal numbers share one device. Set lcore, profile, generation, seed and fault in one
-    /// of them. Default: a separate device.
+    /// Device number. Engines with equal numbers share one device. Set lcore, profile, generation, seed and fault in
+    /// one of them. Default: a separate device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<u32>,
     /// Numbers of its work queues. Default: 0.
